@@ -1,0 +1,1 @@
+"""The actor service: steps environments with the newest weights it has, and delivers their unrolls to replay."""

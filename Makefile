@@ -1,0 +1,77 @@
+# `make train` and `make test` do all the set-up. They need Python 3.11 or newer with venv, git and make, nothing else.
+#
+#   PYTHON=python3.12   the interpreter for .venv; by default the first that runs and is new enough
+#   TORCH_INDEX=https://download.pytorch.org/whl/cpu   take PyTorch from there: a smaller download, without CUDA
+#   ARGS="--actors 4"   further arguments of `make train`
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	$$python -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+	&& { echo $$python; break; }; done)
+TORCH_INDEX ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DELETE_ON_ERROR:
+.PHONY: help train test venv lint types imports proto proto-check docs docs-check unit acceptance format constraints clean
+
+help: ## list these targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+train: venv ## train CartPole-v1 on this machine until it is solved
+	$(BIN)/headrace train cartpole $(ARGS)
+
+test: lint types imports proto-check docs-check unit ## everything that CI checks
+
+venv: $(INSTALLED) ## create .venv and install Headrace into it
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with the venv module was found: install one" \
+	"(Debian, Ubuntu: apt-get install python3-venv) or name it, make PYTHON=/path/to/python3" >&2; exit 2; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --disable-pip-version-check $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) \
+	-c constraints.txt -e '.[dev]'
+	@touch $@
+
+lint: venv ## style and formatting
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+
+types: venv ## mypy --strict
+	$(BIN)/mypy
+
+imports: venv ## who may import whom
+	$(BIN)/lint-imports
+
+proto: venv ## generate headrace/rpc/v1 from proto/
+	$(BIN)/python proto/generate.py
+
+proto-check: venv ## the generated code is what proto/ gives
+	$(BIN)/python proto/generate.py --check
+
+docs: venv ## generate docs/metrics.md from the metric catalogue
+	$(BIN)/python -m headrace.telemetry.reference > $(VENV)/metrics.md
+	cp $(VENV)/metrics.md docs/metrics.md
+
+docs-check: venv ## the generated pages are what the code says
+	$(BIN)/python -m headrace.telemetry.reference | diff -u docs/metrics.md - || { echo "run: make docs" >&2; exit 1; }
+
+unit: venv ## pytest, without the acceptance tests
+	$(BIN)/pytest
+
+acceptance: venv ## what the project promises about whole runs: minutes, on an idle machine
+	$(BIN)/pytest -m acceptance
+
+format: venv ## fix style and formatting
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+constraints: venv ## pin what .venv has now
+	{ sed -n '/^#/p' constraints.txt; $(BIN)/pip freeze --exclude-editable --exclude setuptools | sed 's/+cpu$$//'; } > $(VENV)/constraints.txt
+	cp $(VENV)/constraints.txt constraints.txt
+
+clean: ## remove .venv and every cache; runs/ stays
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,204 @@
+"""The configuration of a run: one `RunConfig`, read from a preset or a YAML file, environment variables and flags."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from headrace.config_errors import ContradictionError, explain
+from headrace.config_keys import ConfigKeys
+from headrace.config_layers import Origins, flow, merge, presets, read_layers
+from headrace.config_sections import (
+    ActorConfig,
+    AgentConfig,
+    EnvConfig,
+    LearnerConfig,
+    ModelConfig,
+    ModuleName,
+    ReplayConfig,
+    Section,
+    StopConfig,
+    TelemetryConfig,
+    WrapperConfig,
+)
+from headrace.errors import ConfigError
+from headrace.schedule import Schedule, Whole
+
+__all__ = [
+    "MAY_CHANGE_ON_RESUME",
+    "ActorConfig",
+    "AgentConfig",
+    "EnvConfig",
+    "LearnerConfig",
+    "ModelConfig",
+    "ReplayConfig",
+    "ResolvedConfig",
+    "RunConfig",
+    "Schedule",
+    "StopConfig",
+    "TelemetryConfig",
+    "WrapperConfig",
+    "changed_on_resume",
+    "config_keys",
+    "dump_schema",
+    "load_config",
+    "presets",
+    "resolve_config",
+]
+
+
+class RunConfig(Section):
+    """Everything that defines a run. The learner holds it; actors and replay are told what they need."""
+
+    name: str = Field(default="run", pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", examples=["cartpole"])
+    """Names the run's folder; by default the preset's or the file's name."""
+    seed: Whole = Field(default=1, ge=0, le=2**32 - 1)
+    """Seed of everything random in the run (integer)."""
+    imports: tuple[ModuleName, ...] = ()
+    """Modules imported wherever user code is needed, such as those that register environments."""
+    env: EnvConfig
+    """The environment."""
+    agent: AgentConfig = AgentConfig()
+    """The algorithm."""
+    model: ModelConfig = ModelConfig()
+    """The network."""
+    actor: ActorConfig = ActorConfig()
+    """The actor processes."""
+    replay: ReplayConfig = ReplayConfig()
+    """The table between actors and learner."""
+    learner: LearnerConfig = LearnerConfig()
+    """The learner."""
+    stop: StopConfig = StopConfig()
+    """Goal and budgets."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Progress, metrics files."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        replay, learner, agent, model = self.replay, self.learner, self.agent, self.model
+        if replay.max_items < learner.batch_size:
+            given: dict[str, Any] = {"replay.max_items": replay.max_items, "learner.batch_size": learner.batch_size}
+            raise ContradictionError(given, "is below", "no batch would ever fill")
+        if agent.clip_rho < agent.clip_c:
+            given = {"agent.clip_rho": agent.clip_rho, "agent.clip_c": agent.clip_c}
+            raise ContradictionError(given, "is below", "V-trace needs rho-bar >= c-bar")
+        if model.kwargs and model.network is None:
+            given = {"model.kwargs": model.kwargs, "model.network": None}
+            raise ContradictionError(given, "does not go with", "only an own network takes keyword arguments")
+        return self
+
+    def to_yaml(self, origins: Origins | None = None) -> str:
+        """The whole configuration as YAML that `load_config` reads; with `origins`, each value says its origin."""
+
+        def line(path: tuple[str, ...], value: Any) -> str:
+            origin = origins.of(path) if origins else "default"
+            comment = "" if origin == "default" else f"  # {' '.join(origin.split())}"
+            return f"{'  ' * (len(path) - 1)}{path[-1]}: {flow(value)}{comment}"
+
+        lines: list[str] = []
+        for key, value in self.model_dump(mode="json", by_alias=True).items():
+            if isinstance(getattr(self, key), Section):
+                lines += [f"{key}:", *(line((key, name), item) for name, item in value.items())]
+            else:
+                lines.append(line((key,), value))
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(frozen=True)
+class ResolvedConfig:
+    """A configuration, and where each value that is not a default came from."""
+
+    config: RunConfig
+    origins: Origins
+
+    def to_yaml(self) -> str:
+        return self.config.to_yaml(self.origins)
+
+
+def dump_schema() -> dict[str, Any]:
+    """The JSON schema of a configuration file, which may start from a preset."""
+    schema = RunConfig.model_json_schema(by_alias=True)
+    preset = {"enum": list(presets()), "description": "Preset that the file starts from.", "type": "string"}
+    schema["properties"] = {"preset": preset, **schema["properties"]}
+    schema["anyOf"] = [{"required": ["preset"]}, {"required": schema.pop("required")}]
+    return schema
+
+
+def config_keys() -> ConfigKeys:
+    """The dotted keys that exist, what each expects, and which is nearest to a misspelt one."""
+    return ConfigKeys(RunConfig.model_json_schema(by_alias=True))
+
+
+def resolve_config(
+    source: str | Path, flags: Sequence[tuple[str, str]] = (), environ: Mapping[str, str] = os.environ
+) -> ResolvedConfig:
+    """As `load_config`, and keeps where each value came from."""
+    keys = config_keys()
+    values, origins = merge(read_layers(source, flags, environ, keys), keys)
+    try:
+        return ResolvedConfig(RunConfig.model_validate(values), origins)
+    except ValidationError as error:
+        raise ConfigError(explain(error, values, origins, keys, source)) from None
+
+
+def load_config(
+    source: str | Path, flags: Sequence[tuple[str, str]] = (), environ: Mapping[str, str] = os.environ
+) -> RunConfig:
+    """Read a configuration; precedence default < preset < file < environment < flag.
+
+    `source` is the name of a preset or the path of a YAML file, which may start from one with `preset: NAME`.
+    `flags` are pairs of dotted key and text, `("learner.lr", "0.002")`; `environ` may hold
+    `HEADRACE_CONFIG__LEARNER__LR`. The text of both is YAML. Mappings merge key by key, lists are replaced.
+    Raises `ConfigError` with one line that names the key, what was given and where, and what was expected.
+    """
+    return resolve_config(source, flags, environ).config
+
+
+MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
+    "name",
+    "imports",
+    "env.num_envs",
+    "env.vectorization",
+    "agent.entropy_cost",
+    "actor.*",
+    "replay.*",
+    "learner.device",
+    "learner.prefetch",
+    "learner.lr",
+    "learner.min_publish_s",
+    "learner.checkpoint_s",
+    "learner.checkpoints_kept",
+    "learner.max_nonfinite",
+    "learner.lease_s",
+    "stop.*",
+    "telemetry.*",
+)
+"""The keys that may differ when a run is resumed: they change how far or how fast it goes on, or how it is watched,
+but not what the stored parameters, optimiser state and counters mean. All others must be as they were."""
+
+
+def changed_on_resume(old: RunConfig, new: RunConfig) -> list[str]:
+    """The keys that differ and may not, each as `learner.batch_size: was 32, is now 64`; empty if it may resume."""
+    before, after = _flat(old), _flat(new)
+    return [
+        f"{key}: was {flow(before[key])}, is now {flow(after[key])}"
+        for key in before
+        if before[key] != after[key] and not any(fnmatchcase(key, pattern) for pattern in MAY_CHANGE_ON_RESUME)
+    ]
+
+
+def _flat(config: RunConfig) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in json.loads(config.model_dump_json(by_alias=True)).items():
+        if isinstance(getattr(config, key), Section):
+            flat |= {f"{key}.{name}": item for name, item in value.items()}
+        else:
+            flat[key] = value
+    return flat

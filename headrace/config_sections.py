@@ -1,0 +1,193 @@
+"""The sections of a run's configuration. Each field's docstring is its documentation, unit included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_serializer, model_validator
+
+from headrace.schedule import Number, Schedule, Whole, refuse_bool
+
+if TYPE_CHECKING:
+    Kwargs = dict[str, Any]
+else:
+    Kwargs = dict[str, JsonValue]  # checked: it must survive YAML, JSON and msgpack
+
+MIB = 1024 * 1024
+ImportPath = Annotated[str, Field(pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_][\w.]*$", examples=["my_package.module:Class"])]
+PositiveWhole = Annotated[int, Field(ge=1), BeforeValidator(refuse_bool)]
+PositiveNumber = Annotated[float, Field(gt=0), BeforeValidator(refuse_bool)]
+Decay = Annotated[float, Field(ge=0, lt=1), BeforeValidator(refuse_bool)]
+ModuleName = Annotated[str, Field(pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*$", examples=["my_package.module"])]
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, and without unknown keys."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        allow_inf_nan=False,
+        coerce_numbers_to_str=True,  # `name: 7` in YAML means the text
+        use_attribute_docstrings=True,
+        validate_default=False,
+    )
+
+
+class WrapperConfig(Section):
+    """An environment wrapper: `module:Class`, or `{class: module:Class, kwargs: {...}}`."""
+
+    class_: ImportPath = Field(alias="class")
+    """Import path module:Class; called with the environment first."""
+    kwargs: Kwargs = {}
+    """Keyword arguments of the wrapper."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_path(cls, value: Any) -> Any:
+        return {"class": value} if isinstance(value, str) else value
+
+    @model_serializer(mode="plain")
+    def _to_plain(self) -> str | dict[str, Any]:
+        return {"class": self.class_, "kwargs": self.kwargs} if self.kwargs else self.class_
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, core_schema: Any, handler: Callable[[Any], Any]) -> dict[str, Any]:
+        return {"anyOf": [{"type": "string", "examples": ["my_package.module:Class"]}, handler(core_schema)]}
+
+
+class EnvConfig(Section):
+    """The environment, made in each actor process."""
+
+    id: str = Field(min_length=1, examples=["CartPole-v1"])
+    """Gymnasium id such as CartPole-v1, or module:factory of a callable that returns an environment."""
+    kwargs: Kwargs = {}
+    """Keyword arguments of the environment."""
+    wrappers: tuple[WrapperConfig, ...] = ()
+    """Wrappers around each environment, the innermost first: module:Class or {class, kwargs}."""
+    num_envs: Whole = Field(default=16, ge=1)
+    """Environments that one actor process steps together (count)."""
+    vectorization: Literal["auto", "native", "sync", "async", "none"] = "auto"
+    """How they are stepped: native vector environment, sync, async (a process each), none (one by one), or auto."""
+
+
+class AgentConfig(Section):
+    """The algorithm: V-trace actor-critic (IMPALA, Espeholt et al. 2018)."""
+
+    name: Literal["vtrace"] = "vtrace"
+    """The algorithm."""
+    unroll_length: Whole = Field(default=20, ge=1)
+    """Ticks per unroll, T (count)."""
+    discount: Number = Field(default=0.99, ge=0, le=1)
+    """Discount gamma per tick (ratio)."""
+    lambda_: Number = Field(default=1.0, ge=0, le=1)
+    """Trace decay lambda of the V-trace targets (ratio)."""
+    clip_rho: Number = Field(default=1.0, gt=0)
+    """Limit rho-bar of the importance weights in the value targets (ratio); at least clip_c."""
+    clip_c: Number = Field(default=1.0, gt=0)
+    """Limit c-bar of the traces (ratio)."""
+    clip_pg_rho: Number = Field(default=1.0, gt=0)
+    """Limit of the importance weights in the policy gradient (ratio)."""
+    entropy_cost: Schedule = Schedule.constant(0.01)
+    """Weight of the entropy bonus (loss per nat), a number or a schedule over trained steps."""
+    baseline_cost: Number = Field(default=0.5, ge=0)
+    """Weight of the value loss (ratio)."""
+    reward_clip: PositiveNumber | None = None
+    """Rewards are clipped to [-c, c] on the learner (reward units); null: not clipped. Statistics stay raw."""
+
+
+class ModelConfig(Section):
+    """The policy and value network."""
+
+    torso: Literal["mlp"] = "mlp"
+    """The built-in torso."""
+    hidden_sizes: tuple[PositiveWhole, ...] = (64, 64)
+    """Width of each hidden layer (units)."""
+    activation: Literal["relu", "tanh"] = "relu"
+    """Nonlinearity after each hidden layer."""
+    network: ImportPath | None = None
+    """Import path module:Class of an own network, which replaces the built-in one; null: built-in."""
+    kwargs: Kwargs = {}
+    """Keyword arguments of `network`."""
+
+
+class ActorConfig(Section):
+    """The actor processes."""
+
+    count: Whole = Field(default=1, ge=1)
+    """Actors that `headrace train` starts on this machine (count); `--actors N`."""
+    report_s: Number = Field(default=0.5, gt=0)
+    """Time between an actor's reports to the learner (seconds)."""
+
+
+class ReplayConfig(Section):
+    """The table that lies between actors and learner, and the window that bounds what is in flight."""
+
+    max_items: Whole = Field(default=64, ge=1)
+    """Unrolls the table holds at most (count); at least learner.batch_size."""
+    max_bytes: Whole = Field(default=256 * MIB, ge=1)
+    """Payload the table holds at most (bytes)."""
+    window_items: Whole = Field(default=128, ge=1)
+    """Unrolls that one actor may have sent and not yet acknowledged (count)."""
+    window_bytes: Whole = Field(default=64 * MIB, ge=1)
+    """Payload that one actor may have sent and not yet acknowledged (bytes)."""
+    shard_patience_s: Number = Field(default=300.0, gt=0)
+    """How long an actor keeps a lost shard's unacknowledged items before it drops them as in doubt (seconds)."""
+
+
+class LearnerConfig(Section):
+    """The learner: batches, optimiser, publication, checkpoints."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the learner computes; auto: cuda where there is one."""
+    batch_size: Whole = Field(default=32, ge=1)
+    """Unrolls per update, B (count)."""
+    prefetch: Whole = Field(default=1, ge=1)
+    """Batches asked for ahead of the update (count); each adds to the policy lag."""
+    optimizer: Literal["adam", "rmsprop"] = "adam"
+    """The optimiser."""
+    lr: Schedule = Schedule.constant(1e-3)
+    """Learning rate (per update), a number or a schedule over trained steps."""
+    adam_betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Decay of Adam's two moments (ratios)."""
+    rmsprop_decay: Number = Field(default=0.99, ge=0, lt=1)
+    """Decay of RMSProp's second moment (ratio)."""
+    optimizer_eps: Number = Field(default=1e-8, gt=0)
+    """Epsilon in the optimiser's denominator (gradient units)."""
+    clip_norm: PositiveNumber | None = 40.0
+    """Limit of the gradient's global norm (gradient units); null: not clipped."""
+    min_publish_s: Number = Field(default=0.02, ge=0)
+    """Least time between two published weight versions (seconds)."""
+    checkpoint_s: Number = Field(default=60.0, gt=0)
+    """Time between checkpoints (seconds)."""
+    checkpoints_kept: Whole = Field(default=3, ge=1)
+    """Newest checkpoints that are kept (count)."""
+    max_nonfinite: Whole = Field(default=10, ge=1)
+    """Updates skipped in a row for a non-finite loss or gradient before the learner stops (count)."""
+    lease_s: Number = Field(default=10.0, gt=0)
+    """An actor that does not report for so long loses its lease (seconds)."""
+
+
+class StopConfig(Section):
+    """When the run ends: at the goal `return_`, or when one of the budgets is used up."""
+
+    return_: Number | None = None
+    """Goal: mean raw return of the last `episodes` episodes (reward units); null: no goal."""
+    episodes: Whole = Field(default=100, ge=1)
+    """Episodes that the mean return is taken over (count)."""
+    steps: PositiveWhole | None = None
+    """Budget of environment steps (valid ticks trained on); null: none."""
+    updates: PositiveWhole | None = None
+    """Budget of updates (count); null: none."""
+    wall_s: PositiveNumber | None = None
+    """Budget of wall time (seconds); null: none."""
+
+
+class TelemetryConfig(Section):
+    """What a run tells about itself."""
+
+    log_every_s: Number = Field(default=10.0, gt=0)
+    """Time between progress lines and rows of metrics.jsonl (seconds)."""
+    tensorboard: bool = True
+    """Whether TensorBoard events are written to the run's folder (true or false)."""

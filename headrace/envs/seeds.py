@@ -1,0 +1,20 @@
+"""Seeds of everything random in an actor, all from the run's seed and never two alike."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_SLOTS, _POLICY = 0, 1  # first word of the spawn key: what the stream is for
+
+
+def slot_seeds(run_seed: int, lease: int, incarnation: int, slots: int) -> list[int]:
+    """A seed for each environment slot (for `reset(seed=...)`), by SeedSequence over (lease, slot, incarnation)."""
+    return [
+        int(np.random.SeedSequence(run_seed, spawn_key=(_SLOTS, lease, slot, incarnation)).generate_state(1)[0])
+        for slot in range(slots)
+    ]
+
+
+def policy_generator(run_seed: int, lease: int, incarnation: int) -> np.random.Generator:
+    """The stream that an actor's actions are sampled from."""
+    return np.random.default_rng(np.random.SeedSequence(run_seed, spawn_key=(_POLICY, lease, incarnation)))

@@ -1,0 +1,75 @@
+"""Makes the network of a run from its config and the environment's spaces."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from headrace.config import ModelConfig
+from headrace.envs.spaces import Spaces
+from headrace.errors import ConfigError
+from headrace.imports import load
+from headrace.models.mlp import MLP
+from headrace.models.network import Network, NetworkInput, step
+from headrace.wire.payload import ArraySpec
+
+_WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", torch.int32: "<i4", torch.uint8: "|u1"}
+
+
+def build_network(config: ModelConfig, spaces: Spaces) -> Network:
+    """The network, on the CPU, with the current torch seed. ConfigError if an own network does not fit."""
+    if config.network is None:
+        return MLP(spaces.observation, spaces.action.n, config.hidden_sizes, config.activation)
+    network_class = load(config.network, "model.network")
+    try:
+        network = network_class(observation=spaces.observation, num_actions=spaces.action.n, **config.kwargs)
+    except Exception as error:  # the user's class may raise anything
+        raise ConfigError(f"model.network: {config.network} cannot be made: {_line(error)}") from error
+    if not isinstance(network, Network):
+        raise ConfigError(f"model.network: {config.network} must derive from headrace.models.network.Network")
+    _try(network, config.network, spaces)
+    return network
+
+
+def state_spec(network: Network) -> dict[str, ArraySpec]:
+    """Specs of the recurrent state of one slot, for the payload schema."""
+    return {
+        name: ArraySpec(_WIRE_DTYPES[leaf.dtype], tuple(leaf.shape[1:]))
+        for name, leaf in network.initial_state(1).items()
+    }
+
+
+def _try(network: Network, name: str, spaces: Spaces) -> None:
+    """Runs two slots once, so that a wrong shape is found at the start and named."""
+    dtype = torch.from_numpy(spaces.observation_zeros(2)).dtype
+    inputs = NetworkInput(
+        observation=torch.zeros(2, *spaces.observation.shape, dtype=dtype),
+        first=torch.tensor([True, False]),
+        previous_action=torch.zeros(2, dtype=torch.int64),
+        previous_reward=torch.zeros(2),
+    )
+    state = network.initial_state(2)
+    unknown = {leaf.dtype for leaf in state.values()} - _WIRE_DTYPES.keys()
+    if unknown:
+        raise ConfigError(f"model.network: {name} has state of dtype {unknown}; use one of {list(_WIRE_DTYPES)}")
+    try:
+        with torch.no_grad():
+            output, after = step(network, inputs, state)
+    except Exception as error:
+        raise ConfigError(f"model.network: {name} fails on two observations: {_line(error)}") from error
+    expected = {"logits": (2, spaces.action.n), "value": (2,)} | {
+        f"state/{k}": tuple(v.shape) for k, v in state.items()
+    }
+    found = {"logits": tuple(output.logits.shape), "value": tuple(output.value.shape)} | _shapes(after)
+    if found != expected:
+        raise ConfigError(f"model.network: {name} returns shapes {found}; expected {expected}")
+
+
+def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    return {f"state/{name}": tuple(leaf.shape) for name, leaf in state.items()}
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]

@@ -1,0 +1,50 @@
+"""The built-in network for vector observations: a multilayer perceptron with a policy and a value head."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from headrace.models.network import Network, NetworkInput, NetworkOutput, State
+from headrace.wire.payload import ArraySpec
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"relu": nn.ReLU, "tanh": nn.Tanh}
+
+
+class MLP(Network):
+    """Flattened observation -> hidden layers -> logits [B, A] and value [B].
+
+    Orthogonal initialisation, with a small policy head so that the first policy is nearly uniform.
+    """
+
+    def __init__(self, observation: ArraySpec, num_actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
+        super().__init__()
+        self._byte_frames = observation.dtype == "|u1"
+        width = math.prod(observation.shape)
+        layers: list[nn.Module] = []
+        for size in hidden_sizes:
+            layers += [_linear(width, size, math.sqrt(2)), ACTIVATIONS[activation]()]
+            width = size
+        self.torso = nn.Sequential(*layers)
+        self.policy = _linear(width, num_actions, 0.01)
+        self.value = _linear(width, 1, 1.0)
+
+    def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
+        features = self.torso(as_float(inputs.observation, self._byte_frames).flatten(1))
+        return NetworkOutput(self.policy(features), self.value(features).squeeze(-1)), state
+
+
+def as_float(observation: Tensor, byte_frames: bool) -> Tensor:
+    """float32 for the net; bytes (uint8) are scaled to [0, 1] here, on the device."""
+    values = observation.to(torch.float32)
+    return values / 255.0 if byte_frames else values
+
+
+def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer

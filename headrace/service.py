@@ -1,0 +1,116 @@
+"""What every service process does alike: leave on a signal, end when a worker thread dies, exit with the right code."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+
+from headrace.errors import ExitCode, HeadraceError
+
+logger = logging.getLogger(__name__)
+
+
+class Lifetime:
+    """When and why this process ends. One per process; threads watch `stopping`.
+
+    stopping: set once the process has been asked to leave, or must.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = threading.Event()
+        self.signal: int | None = None
+        self._failure: BaseException | None = None
+        self._lock = threading.Lock()
+        self._callbacks: list[Callable[[], None]] = []
+
+    def on_stop(self, callback: Callable[[], None]) -> None:
+        """Calls `callback` (quick, thread-safe) when the process is to stop, so that no wait outlives it."""
+        self._callbacks.append(callback)
+        if self.stopping.is_set():
+            callback()
+
+    def stop(self) -> None:
+        self.stopping.set()
+        for callback in self._callbacks:
+            callback()
+
+    def fail(self, error: BaseException) -> None:
+        """A part of the process is broken beyond repair: the first one reported decides how the process ends."""
+        with self._lock:
+            first = self._failure is None
+            if first:
+                self._failure = error
+        if first and not isinstance(error, HeadraceError):
+            logger.error("%s", "".join(traceback.format_exception(error)).rstrip())
+        self.stop()
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def thread(self, name: str, target: Callable[[], None]) -> threading.Thread:
+        """A started daemon thread whose exception ends the process (by `fail`)."""
+
+        def guarded() -> None:
+            try:
+                target()
+            except BaseException as error:
+                self.fail(error)
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
+    def watch_signals(self) -> None:
+        """SIGTERM and SIGINT stop the process; a second one ends it at once."""
+
+        def handle(number: int, _frame: object) -> None:
+            if self.stopping.is_set() and self.signal is not None:
+                os._exit(128 + number)
+            self.signal = number
+            self.stop()
+
+        signal.signal(signal.SIGTERM, handle)
+        signal.signal(signal.SIGINT, handle)
+
+    def watch_lifeline(self) -> None:
+        """Leaves when stdin reaches its end: the launcher that holds the other end of the pipe is gone."""
+
+        def watch() -> None:
+            while os.read(0, 1024):
+                pass
+            logger.warning("the launcher is gone; leaving")
+            self.stop()
+
+        self.thread("lifeline", watch)
+
+
+def run_service(service: str, body: Callable[[Lifetime], None], *, lifeline: bool = False) -> int:
+    """Runs a service's body under a Lifetime and turns how it ended into an exit code.
+
+    Leaving on SIGTERM or SIGINT is a success. A HeadraceError becomes one line and its exit code; anything else is a
+    fault of ours: its traceback is logged and the code is LOST.
+    """
+    lifetime = Lifetime()
+    lifetime.watch_signals()
+    if lifeline:
+        lifetime.watch_lifeline()
+    try:
+        try:
+            body(lifetime)
+            lifetime.check()
+        except BaseException as error:
+            lifetime.fail(error)
+            lifetime.check()
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace {service}: error: {error}\n")
+        return int(error.exit_code)
+    except BaseException:  # already logged with its traceback
+        return int(ExitCode.LOST)
+    return int(ExitCode.OK)

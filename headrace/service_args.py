@@ -1,0 +1,254 @@
+"""What each service and `headrace train` can be told on the command line or by environment variables.
+
+`headrace actor` and `python -m headrace_actor` parse the same arguments by the same function.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, cast
+
+from headrace.arguments import Address, Arguments, Given, split_overrides
+from headrace.config import RunConfig, config_keys, load_config
+from headrace.errors import ConfigError
+
+Resume = Literal["auto", "never", "must"]
+LogFormat = Literal["text", "json", "auto"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+REPLAY_BIND, REPLAY_ITEMS_PORT, REPLAY_SAMPLES_PORT = "127.0.0.1:6200", "6201", "6202"
+REPLAY_METRICS = "127.0.0.1:6203"
+LEARNER_BIND, LEARNER_METRICS = "127.0.0.1:6100", "127.0.0.1:6101"
+ACTOR_METRICS = "127.0.0.1:6301"
+
+CONFIG_EPILOG = """\
+every setting of the run is a flag and a variable:
+  --learner.lr 0.002   HEADRACE_CONFIG__LEARNER__LR=0.002   (flag beats variable beats file beats preset)
+  `headrace config show SOURCE` lists them, `headrace config schema` explains them.
+"""
+INSECURE_HELP = (
+    "allow addresses other than loopback: traffic is neither encrypted nor authenticated, "
+    "anyone who reaches the ports can read and change the run"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceArgs:
+    """What all services take."""
+
+    insecure: bool
+    """Whether addresses other than loopback are allowed, unencrypted and unauthenticated."""
+    metrics_bind: Address
+    """Where /metrics, /healthz and /readyz are served."""
+    log_format: LogFormat
+    log_level: LogLevel
+    lifeline: bool
+    """Whether stdin is a pipe that the launcher holds: its end means leave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayArgs(ServiceArgs):
+    """The arguments of `headrace replay`."""
+
+    bind: Address
+    """gRPC control: OpenRun, Statistics, health."""
+    items_port: int
+    """ZeroMQ port that actors send items to, on the host of `bind`."""
+    samples_port: int
+    """ZeroMQ port that the learner draws batches from, on the host of `bind`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerArgs(ServiceArgs):
+    """The arguments of `headrace learner`."""
+
+    config: RunConfig
+    bind: Address
+    """gRPC: Join, Describe, Weights, Report, health."""
+    replay: Address
+    """gRPC address of the replay shard."""
+    run_dir: Path | None
+    resume: Resume
+    summary_json: Path | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ActorArgs(ServiceArgs):
+    """The arguments of `headrace actor`: it learns everything else from the learner."""
+
+    learner: Address
+    """gRPC address of the learner."""
+
+
+@dataclass(frozen=True)
+class TrainOptions:
+    """What `headrace train` is told beside the run's configuration."""
+
+    run_dir: Path | None
+    """The run's folder; None: a new one below runs/."""
+    resume: Resume
+    """auto: resume if `run_dir` was named and holds a checkpoint; never: start anew; must: only resume."""
+    insecure: bool
+    summary_json: Path | None
+    """Where the final facts are written."""
+
+
+def parse_replay(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ReplayArgs:
+    """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
+    args = Arguments("headrace replay", "Store unrolls and hand out batches: one shard of replay.", environ)
+    args.option("bind", "address of gRPC control", metavar="HOST:PORT", default=REPLAY_BIND)
+    args.option("items-port", "ZeroMQ port for actors, on that host", metavar="PORT", default=REPLAY_ITEMS_PORT)
+    args.option("samples-port", "ZeroMQ port for the learner", metavar="PORT", default=REPLAY_SAMPLES_PORT)
+    common = _service(args, argv, REPLAY_METRICS)
+    parsed = ReplayArgs(
+        **common,
+        bind=_bound(args, "bind"),
+        items_port=args.need("items-port").port(),
+        samples_port=args.need("samples-port").port(),
+    )
+    ports = {"--bind": parsed.bind.port, "--items-port": parsed.items_port, "--samples-port": parsed.samples_port}
+    _distinct(ports | {"--metrics-bind": parsed.metrics_bind.port})
+    return parsed
+
+
+def parse_learner(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> LearnerArgs:
+    """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
+    others, overrides = split_overrides(argv)
+    args = Arguments("headrace learner", "Train: the one learner of a run.", environ, CONFIG_EPILOG)
+    declare_config(args)
+    args.option("bind", "gRPC address that actors join at", metavar="HOST:PORT", default=LEARNER_BIND)
+    args.option("replay", "gRPC address of the replay shard", metavar="HOST:PORT", default=REPLAY_BIND)
+    declare_run(args)
+    common = _service(args, others, LEARNER_METRICS, _config_names())
+    parsed = LearnerArgs(
+        **common,
+        config=load_config(args.need("config").text, overrides, environ),
+        bind=_bound(args, "bind"),
+        replay=_reached(args, "replay"),
+        run_dir=run_dir(args),
+        resume=resume(args),
+        summary_json=summary_json(args),
+    )
+    _distinct({"--bind": parsed.bind.port, "--metrics-bind": parsed.metrics_bind.port})
+    return parsed
+
+
+def parse_actor(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ActorArgs:
+    """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
+    args = Arguments("headrace actor", "Step environments and send unrolls; start as many as you like.", environ)
+    args.option("learner", "gRPC address of the learner", metavar="HOST:PORT", default=LEARNER_BIND)
+    common = _service(args, argv, ACTOR_METRICS)
+    return ActorArgs(**common, learner=_reached(args, "learner"))
+
+
+@dataclass(frozen=True)
+class TrainArgs:
+    """The arguments of `headrace train`."""
+
+    config: RunConfig
+    options: TrainOptions
+    serial: bool
+
+
+def parse_train(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> TrainArgs:
+    """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
+    others, overrides = split_overrides(argv)
+    description = "Train on this machine: starts replay, learner and actors, and stops at the goal."
+    args = Arguments("headrace train", description, environ, CONFIG_EPILOG)
+    declare_config(args)
+    args.option("actors", "actor processes; sets actor.count", metavar="N")
+    declare_run(args)
+    args.switch("serial", "step everything in this one process, bit-reproducibly")
+    args.switch("insecure", INSECURE_HELP)
+    args.parse(others, _config_names())
+    config = load_config(args.need("config").text, overrides, environ)
+    options = TrainOptions(run_dir(args), resume(args), args.on("insecure"), summary_json(args))
+    return TrainArgs(config, options, args.on("serial"))
+
+
+def declare_config(args: Arguments) -> None:
+    """The configuration's source, and the short flags that set one of its keys (`split_overrides` takes them)."""
+    args.positional("config", "name of a preset, or path of a YAML file", metavar="PRESET|FILE")
+    args.option("seed", "seed of the run; sets seed", metavar="N")
+
+
+def declare_run(args: Arguments) -> None:
+    args.option("run-dir", "the run's folder; without it a new one, runs/NAME-TIME", metavar="DIR")
+    args.option(
+        "resume",
+        "auto: go on from a checkpoint there, if any; never: start anew; must: only go on",
+        metavar="WHEN",
+        default="auto",
+    )
+    args.option("summary-json", "write the final facts to this file", metavar="FILE")
+
+
+def run_dir(args: Arguments) -> Path | None:
+    given = args.get("run-dir")
+    return None if given is None else given.folder()
+
+
+def resume(args: Arguments) -> Resume:
+    given = args.need("resume")
+    choice = cast(Resume, given.choice(("auto", "never", "must")))
+    if choice == "must" and args.get("run-dir") is None:
+        raise given.refuse("auto or never without --run-dir; name the run's folder to resume it")
+    return choice
+
+
+def summary_json(args: Arguments) -> Path | None:
+    given = args.get("summary-json")
+    return None if given is None else given.file()
+
+
+def _service(args: Arguments, argv: Sequence[str], metrics: str, known: Sequence[str] = ()) -> dict[str, Any]:
+    """Declare what all services take, parse, and return the fields of `ServiceArgs`."""
+    args.option("metrics-bind", "HTTP address of /metrics, /healthz, /readyz", metavar="HOST:PORT", default=metrics)
+    args.option("log-format", "text, json or auto (text on a terminal)", metavar="FORMAT", default="auto")
+    args.option("log-level", "debug, info, warning or error", metavar="LEVEL", default="info")
+    args.switch("insecure", INSECURE_HELP)
+    args.switch("lifeline", "", hidden=True)
+    args.parse(argv, known)
+    return {
+        "insecure": args.on("insecure"),
+        "metrics_bind": _bound(args, "metrics-bind"),
+        "log_format": cast(LogFormat, args.need("log-format").choice(("auto", "text", "json"))),
+        "log_level": cast(LogLevel, args.need("log-level").choice(("debug", "info", "warning", "error"))),
+        "lifeline": args.on("lifeline"),
+    }
+
+
+def _bound(args: Arguments, name: str) -> Address:
+    """An address to listen at; port 0 lets the system choose one."""
+    given = args.need(name)
+    return _allowed(args, given, given.address())
+
+
+def _reached(args: Arguments, name: str) -> Address:
+    """A peer's address."""
+    given = args.need(name)
+    return _allowed(args, given, given.address(lowest_port=1))
+
+
+def _allowed(args: Arguments, given: Given, address: Address) -> Address:
+    if not address.is_loopback and not args.on("insecure"):
+        raise given.refuse(
+            "a loopback address, such as 127.0.0.1; --insecure allows others, "
+            "with traffic that is neither encrypted nor authenticated"
+        )
+    return address
+
+
+def _distinct(ports: Mapping[str, int]) -> None:
+    seen: dict[int, str] = {}
+    for flag, port in ports.items():
+        if port and port in seen:
+            raise ConfigError(f"{seen[port]} and {flag} both name port {port}; give each its own")
+        seen[port] = flag
+
+
+def _config_names() -> tuple[str, ...]:
+    return config_keys().names

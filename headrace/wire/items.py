@@ -1,0 +1,23 @@
+"""Items as they travel: a header's facts about one unroll, and its payload frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One unroll on its way.
+
+    payload: the frame; replay never looks inside.
+    new_ticks: valid ticks that no earlier item held (what the ledger and the step counters count).
+    version: packed version of the newest weights that acted in it.
+    """
+
+    payload: bytes | memoryview
+    new_ticks: int
+    version: int
+
+    @property
+    def nbytes(self) -> int:
+        return len(self.payload)

@@ -1,0 +1,126 @@
+"""The actor: joins a run, makes its environments, and sends unrolls for as long as it is wanted."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from headrace.errors import ConfigError, HeadraceError
+from headrace.service import Lifetime, run_service
+from headrace.service_args import ActorArgs, parse_actor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the service; returns its exit code."""
+    try:
+        args = parse_actor(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        sys.stderr.write(f"headrace actor: error: {error}\n")
+        return int(error.exit_code)
+    return run_service("actor", partial(serve, args), lifeline=args.lifeline)
+
+
+def serve(args: ActorArgs, lifetime: Lifetime) -> None:
+    """The actor's life. Imports are in here so that a wrong argument is told before torch is loaded."""
+    import torch
+    from prometheus_client import CollectorRegistry
+
+    from headrace.agents import vtrace
+    from headrace.envs.slots import make_slots
+    from headrace.models.build import build_network, state_spec
+    from headrace.rpc.clients import LearnerClient
+    from headrace.telemetry import health as health_endpoints
+    from headrace.telemetry import logs
+    from headrace.telemetry.catalogue import ActorMetrics
+    from headrace.unroll import unpack_version, unroll_schema
+    from headrace.wire.messages import UNROLLS
+    from headrace_actor.collector import Collector, Identity, Observers, Weights
+    from headrace_actor.membership import Membership
+    from headrace_actor.stream import Introduction, ItemStream
+    from headrace_actor.weights import WeightSubscription
+
+    logs.configure("actor", args.log_format, args.log_level)
+    torch.set_num_threads(1)
+    registry = CollectorRegistry()
+    metrics = ActorMetrics(registry)
+    health = health_endpoints.Health(ready_gauge=metrics.ready)
+    health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
+
+    learner = LearnerClient(str(args.learner))
+    membership = Membership(learner, lifetime.stopping, metrics)
+    assignment = membership.join()
+    if assignment is None:
+        return
+    slots = make_slots(assignment.env, assignment.imports)
+    described = membership.describe(slots.spaces)
+    if described is None:
+        return
+    network = build_network(assignment.model, slots.spaces).eval()
+    schema = unroll_schema(
+        assignment.agent.unroll_length,
+        slots.spaces.observation,
+        slots.spaces.action.array,
+        vtrace.behaviour_spec(slots.spaces.action.n),
+        state_spec(network),
+    )
+    if schema.hash != described.schema:
+        raise HeadraceError("this actor computes another payload schema than the learner; run the same version of both")
+
+    stream = ItemStream(
+        Introduction(
+            address=described.replay_items[assignment.lease % len(described.replay_items)],
+            run=assignment.run,
+            actor=membership.id,
+            lease=assignment.lease,
+            schema=schema.hash,
+            table=UNROLLS,
+            patience_s=assignment.shard_patience_s,
+        ),
+        metrics,
+    )
+    weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping)
+    lifetime.on_stop(weights.cancel)
+    lifetime.thread("items", stream.run)
+    lifetime.thread("weights", weights.run)
+    lifetime.thread("reports", partial(membership.report_forever, stream.ledger))
+
+    def stepped(inference_s: float, env_s: float, valid: int) -> None:
+        metrics.inference_seconds.observe(inference_s)
+        metrics.env_step_seconds.observe(env_s)
+        metrics.env_steps.inc(valid)
+        membership.episodes.steps += valid
+        health.beat()
+
+    def episode(return_: float, length: int) -> None:
+        metrics.episodes.inc()
+        metrics.episode_return.observe(return_)
+        metrics.episode_length.observe(length)
+        membership.episodes.add(return_, length)
+
+    def applied(new: Weights, seconds: float) -> None:
+        epoch, version = unpack_version(new.version)
+        metrics.weights_epoch.set(epoch)
+        metrics.weights_version.set(version)
+        metrics.weights_timestamp_seconds.set(new.published_at)
+        metrics.weights_apply_seconds.observe(seconds)
+
+    identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
+    observers = Observers(stepped, episode, applied)
+    collector = Collector(slots, network, schema, identity, weights.newest, observers)
+    try:
+        if weights.wait_for_first(health.beat):
+            health.ready(True)
+        while stream.wait_for_room(slots.num_slots, lifetime.stopping, health.beat):
+            items = collector.collect(lifetime.stopping.is_set)
+            if items is not None:
+                stream.put(items)
+    finally:
+        stream.leave()
+        membership.leave(stream.ledger())
+        learner.close()
+        slots.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

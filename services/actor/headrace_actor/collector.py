@@ -1,0 +1,144 @@
+"""Steps the environments and writes what happens as unrolls. A plain object: the service and --serial step it alike."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from headrace import unroll
+from headrace.agents import vtrace
+from headrace.envs.seeds import policy_generator, slot_seeds
+from headrace.envs.slots import Slots
+from headrace.models.network import Network, NetworkInput, State
+from headrace.unroll import UnrollWriter
+from headrace.wire.items import Item
+from headrace.wire.payload import PayloadSchema
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Decoded parameters and the packed (epoch, version) they were published as."""
+
+    parameters: dict[str, torch.Tensor]
+    version: int
+    published_at: float  # Unix time, seconds
+
+
+@dataclass
+class Observers:
+    """Callbacks for the metrics, called from the stepping thread."""
+
+    stepped: Callable[[float, float, int], None] = lambda inference_s, env_s, valid: None
+    episode: Callable[[float, int], None] = lambda return_, length: None
+    applied: Callable[[Weights, float], None] = lambda weights, seconds: None
+
+
+@dataclass
+class Identity:
+    """What this actor's seeds come from."""
+
+    run_seed: int
+    lease: int
+    incarnation: int
+
+
+@dataclass
+class Collector:
+    """N environment slots, one policy, one unroll per slot at a time.
+
+    newest: returns the newest weights known, or None before the first; asked at every tick.
+    """
+
+    slots: Slots
+    network: Network
+    schema: PayloadSchema
+    identity: Identity
+    newest: Callable[[], Weights | None]
+    observers: Observers = field(default_factory=Observers)
+
+    def __post_init__(self) -> None:
+        count = self.slots.num_slots
+        identity = self.identity
+        self._random = policy_generator(identity.run_seed, identity.lease, identity.incarnation)
+        self._weights: Weights | None = None
+        self._writer = UnrollWriter(self.schema, count)
+        self._observation = self.slots.reset(slot_seeds(identity.run_seed, identity.lease, identity.incarnation, count))
+        self._first = np.ones(count, np.bool_)
+        self._valid = np.ones(count, np.bool_)
+        self._previous_action = np.zeros(count, np.int64)
+        self._previous_reward = np.zeros(count, np.float32)
+        self._state: State = self.network.initial_state(count)
+        self._return = np.zeros(count, np.float64)  # of the running episodes
+        self._length = np.zeros(count, np.int64)
+
+    def collect(self, stopping: Callable[[], bool] = lambda: False) -> list[Item] | None:
+        """Steps T ticks; returns one item per slot. None, and nothing of it kept, if `stopping` said so meanwhile.
+
+        Needs weights: call it once `newest` has some.
+        """
+        writer = self._writer
+        writer.begin({k: v.numpy() for k, v in self._state.items()}, self._previous_action, self._previous_reward)
+        while not writer.full:
+            if stopping():
+                return None
+            self._tick()
+        rows, new_ticks = writer.finish(self._observation, self._first)
+        assert self._weights is not None
+        version = self._weights.version
+        return [Item(memoryview(row), int(ticks), version) for row, ticks in zip(rows, new_ticks, strict=True)]
+
+    def _tick(self) -> None:
+        self._apply(self.newest())
+        assert self._weights is not None
+        seen = self._writer.observe(self._observation, self._first)
+        started = time.perf_counter()
+        inputs = NetworkInput(
+            observation=torch.from_numpy(seen),
+            first=torch.from_numpy(self._first),
+            previous_action=torch.from_numpy(self._previous_action),
+            previous_reward=torch.from_numpy(self._previous_reward),
+        )
+        answer = vtrace.act(self.network, inputs, self._state, self._random)
+        inferred = time.perf_counter()
+        valid = self._valid
+        self._writer.act(answer.action, answer.behaviour, valid, self._weights.version)
+
+        self._observation, reward, terminated, truncated = self.slots.step(answer.action)
+        stepped = time.perf_counter()
+        # At an invalid tick the environment ignored the action and reset: nothing followed from it.
+        reward = np.where(valid, reward, np.float32(0))
+        terminated = terminated & valid
+        truncated = truncated & valid
+        self._writer.consequence(reward, terminated, truncated)
+        ended = terminated | truncated
+        self._count(reward, valid, ended)
+        self._first, self._valid = ~valid, ~ended
+        self._state, self._previous_action, self._previous_reward = answer.state, answer.action, reward
+        self.observers.stepped(inferred - started, stepped - inferred, int(np.count_nonzero(valid)))
+
+    def _apply(self, weights: Weights | None) -> None:
+        """Swaps newer weights in, whole and between two ticks."""
+        if weights is None or weights is self._weights:
+            return
+        if self._weights is not None and weights.version <= self._weights.version:
+            return
+        started = time.perf_counter()
+        self.network.load_state_dict(weights.parameters, strict=True)
+        self._weights = weights
+        self.observers.applied(weights, time.perf_counter() - started)
+
+    def _count(
+        self, reward: np.ndarray[tuple[int], np.dtype[np.float32]], valid: unroll.Flags, ended: unroll.Flags
+    ) -> None:
+        """Episode statistics, on raw rewards and valid ticks."""
+        self._return += reward
+        self._length += valid
+        if ended.any():
+            for slot in np.flatnonzero(ended):
+                self.observers.episode(float(self._return[slot]), int(self._length[slot]))
+            self._return[ended] = 0.0
+            self._length[ended] = 0

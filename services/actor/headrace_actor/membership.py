@@ -1,0 +1,174 @@
+"""The actor's place in a run: joins, describes its environment, reports, and joins again when the learner restarted."""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import grpc
+
+from headrace.config import AgentConfig, EnvConfig, ModelConfig
+from headrace.envs.spaces import Spaces
+from headrace.errors import ComponentLost
+from headrace.rpc.channel import details, retrying
+from headrace.rpc.clients import LearnerClient
+from headrace.rpc.v1 import learner_pb2
+from headrace.telemetry.catalogue import ActorMetrics
+from headrace.telemetry.labels import Peer
+from headrace.telemetry.logs import warn_every
+from headrace.wire.messages import PROTOCOL
+from headrace_actor.stream import ItemLedger
+
+logger = logging.getLogger(__name__)
+
+PATIENCE_S = 600.0  # for a learner that is away: after it the orchestrator may try its luck
+MAX_EPISODES_PER_REPORT = 4096
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What Join told: the run, this actor's lease in it, and the config that it needs."""
+
+    run: str
+    lease: int
+    incarnation: int
+    seed: int
+    env: EnvConfig
+    agent: AgentConfig
+    model: ModelConfig
+    imports: tuple[str, ...]
+    report_s: float
+    shard_patience_s: float
+
+    @classmethod
+    def from_reply(cls, reply: learner_pb2.JoinReply) -> Assignment:
+        config = json.loads(reply.config_json)
+        return cls(
+            run=reply.run,
+            lease=reply.lease,
+            incarnation=reply.incarnation,
+            seed=reply.seed,
+            env=EnvConfig.model_validate(config["env"]),
+            agent=AgentConfig.model_validate(config["agent"]),
+            model=ModelConfig.model_validate(config["model"]),
+            imports=tuple(config["imports"]),
+            report_s=config["report_s"],
+            shard_patience_s=config["shard_patience_s"],
+        )
+
+
+@dataclass
+class Episodes:
+    """Finished episodes since the last report. Thread-safe."""
+
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _returns: list[float] = field(default_factory=list)
+    _lengths: list[int] = field(default_factory=list)
+    steps: int = 0  # valid ticks since the start of the process
+
+    def add(self, return_: float, length: int) -> None:
+        with self._lock:
+            self._returns.append(return_)
+            self._lengths.append(length)
+            if len(self._returns) > MAX_EPISODES_PER_REPORT:  # the learner is away: the newest count
+                del self._returns[0], self._lengths[0]
+
+    def take(self) -> tuple[list[float], list[int]]:
+        with self._lock:
+            taken = self._returns, self._lengths
+            self._returns, self._lengths = [], []
+        return taken
+
+
+class Membership:
+    """Speaks with the learner for one actor process, whose id is new at each start."""
+
+    def __init__(self, learner: LearnerClient, stopping: threading.Event, metrics: ActorMetrics) -> None:
+        self.id = uuid.uuid4().bytes
+        self.episodes = Episodes()
+        self._learner = learner
+        self._stopping = stopping
+        self._metrics = metrics
+        self._assignment: Assignment
+        self._spaces: Spaces
+        self._sequence = 0
+        self._leaving = threading.Event()
+
+    def join(self) -> Assignment | None:
+        """Joins the run; None if the process is to stop first. Raises ComponentLost, or ConfigError if refused."""
+        request = learner_pb2.JoinRequest(protocol=PROTOCOL, actor=self.id)
+        reply = retrying(self._learner.join, request, limit_s=PATIENCE_S, stop=self._stopping)
+        if reply is None:
+            return None
+        self._assignment = Assignment.from_reply(reply)
+        logger.info("joined run %s", reply.run, extra={"lease": reply.lease, "epoch": reply.epoch})
+        return self._assignment
+
+    def describe(self, spaces: Spaces) -> learner_pb2.DescribeReply | None:
+        """Tells what the environment is like; returns what follows from it, None if the process is to stop first."""
+        self._spaces = spaces
+        request = learner_pb2.DescribeRequest(actor=self.id, run=self._assignment.run, spaces_json=spaces.to_json())
+        return retrying(self._learner.describe, request, limit_s=PATIENCE_S, stop=self._stopping)
+
+    def report_forever(self, ledger: Callable[[], ItemLedger]) -> None:
+        """Reports every report_s until `leave`; joins again when the learner no longer knows this actor."""
+        while not self._leaving.wait(self._assignment.report_s):
+            try:
+                reply = self._report(ledger(), leaving=False)
+            except grpc.RpcError as error:
+                warn_every(logger, "report", 5, "the learner does not take reports: %s", details(error))
+                continue
+            if not reply.known:
+                self._rejoin()
+
+    def leave(self, ledger: ItemLedger) -> None:
+        """The last report: final ledger, and the lease back. Best effort, one try."""
+        self._leaving.set()
+        try:
+            self._report(ledger, leaving=True)
+        except grpc.RpcError as error:
+            logger.warning("the last report did not reach the learner: %s", details(error))
+
+    def _report(self, ledger: ItemLedger, *, leaving: bool) -> learner_pb2.ReportReply:
+        returns, lengths = self.episodes.take()
+        self._sequence += 1
+        try:
+            return self._learner.report(
+                learner_pb2.ReportRequest(
+                    actor=self.id,
+                    run=self._assignment.run,
+                    lease=self._assignment.lease,
+                    sequence=self._sequence,
+                    ledger=learner_pb2.ActorLedger(
+                        made=ledger.made,
+                        acknowledged=ledger.acknowledged,
+                        held=ledger.held,
+                        dropped=ledger.dropped,
+                    ),
+                    env_steps=self.episodes.steps,
+                    returns=returns,
+                    lengths=lengths,
+                    leaving=leaving,
+                )
+            )
+        except grpc.RpcError:
+            for return_, length in zip(returns, lengths, strict=True):  # they are told with the next report
+                self.episodes.add(return_, length)
+            raise
+
+    def _rejoin(self) -> None:
+        old = self._assignment
+        request = learner_pb2.JoinRequest(protocol=PROTOCOL, actor=self.id, lease=old.lease)
+        reply = retrying(self._learner.join, request, limit_s=PATIENCE_S, stop=self._leaving)
+        if reply is None:
+            return
+        if reply.run != old.run:
+            raise ComponentLost(f"the learner now serves run {reply.run}; this actor belongs to {old.run}")
+        self._assignment = Assignment.from_reply(reply)
+        self._metrics.reconnects.labels(Peer.LEARNER).inc()
+        logger.info("joined again", extra={"lease": reply.lease, "epoch": reply.epoch})
+        self.describe(self._spaces)

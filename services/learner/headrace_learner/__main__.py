@@ -1,0 +1,184 @@
+"""The learner: opens the run, meets the first actor, trains, publishes, and goes on serving when it is done."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headrace.errors import ConfigError
+from headrace.service import Lifetime, run_service
+from headrace.service_args import LearnerArgs, parse_learner
+
+if TYPE_CHECKING:
+    import grpc.aio
+
+    from headrace_learner.checkpoints import Checkpoint
+    from headrace_learner.loader import Loader
+    from headrace_learner.replay_link import ReplayLink
+    from headrace_learner.roster import Roster
+    from headrace_learner.trainer import Trainer
+
+logger = logging.getLogger(__name__)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the service; returns its exit code."""
+    try:
+        args = parse_learner(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        sys.stderr.write(f"headrace learner: error: {error}\n")
+        return int(error.exit_code)
+    return run_service("learner", partial(serve, args), lifeline=args.lifeline)
+
+
+def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
+    """The learner's life."""
+    import torch
+    from prometheus_client import CollectorRegistry
+
+    from headrace.agents import vtrace
+    from headrace.models.build import build_network, state_spec
+    from headrace.rpc.options import LEARNER_SERVICE
+    from headrace.rpc.server import Server
+    from headrace.rpc.v1 import learner_pb2_grpc
+    from headrace.telemetry import health as health_endpoints
+    from headrace.telemetry import logs
+    from headrace.telemetry.catalogue import LearnerMetrics
+    from headrace.telemetry.recorder import Recorder
+    from headrace.unroll import unroll_schema
+    from headrace.wire.messages import UNROLLS
+    from headrace_learner.account import Account
+    from headrace_learner.front import Definition, LearnerFront, Opened
+    from headrace_learner.loader import Loader, Source
+    from headrace_learner.publisher import WeightPublisher
+    from headrace_learner.replay_link import ReplayLink, open_request
+    from headrace_learner.roster import Roster
+    from headrace_learner.run_folder import RunFolder
+    from headrace_learner.trainer import Trainer, choose_device
+    from headrace_learner.training import Training
+
+    logs.configure("learner", args.log_format, args.log_level)
+    config = args.config
+    device = choose_device(config.learner.device)
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)
+    registry = CollectorRegistry()
+    metrics = LearnerMetrics(registry)
+    health = health_endpoints.Health(ready_gauge=metrics.ready)
+    health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
+    run_dir = args.run_dir or Path("runs") / time.strftime(f"{config.name}-%Y%m%d-%H%M%S")
+    folder = RunFolder.open(run_dir, config, args.resume)
+    metrics.epoch.set(folder.epoch)
+    logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch, "device": str(device)})
+
+    def register(grpc_server: grpc.aio.Server) -> None:
+        learner_pb2_grpc.add_LearnerServicer_to_server(front, grpc_server)
+
+    server = Server(str(args.bind), register, lifetime.fail, services=[LEARNER_SERVICE], observe=metrics.observe_rpc)
+    roster = Roster(folder.epoch, config.learner.lease_s, config.stop, metrics)
+    definition = Definition(folder.spaces)
+    publisher = WeightPublisher(folder.epoch, config.learner.min_publish_s, server.call_soon, metrics)
+    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher)
+    link = ReplayLink(args.replay, lifetime.stopping, metrics)
+    server.start()
+    server.set_serving(True)
+    health.ready(True)
+    try:
+        spaces = definition.wait(lifetime.stopping, health.beat)
+        if spaces is None:
+            return
+        folder.write_spaces(spaces)
+        network = build_network(config.model, spaces)
+        schema = unroll_schema(
+            config.agent.unroll_length,
+            spaces.observation,
+            spaces.action.array,
+            vtrace.behaviour_spec(spaces.action.n),
+            state_spec(network),
+        )
+        trainer = Trainer(network, config, device)
+        if folder.checkpoint is not None:
+            resume(folder.checkpoint, trainer, roster)
+        publisher.publish(network, trainer.updates)
+        if not link.open(open_request(folder.run, folder.epoch, config, schema)):
+            return
+        definition.opened.set_result(Opened(schema.hash, link.items_address))
+        source = Source(
+            address=link.samples_address,
+            run=folder.run,
+            epoch=folder.epoch,
+            table=UNROLLS,
+            batch_size=config.learner.batch_size,
+            prefetch=config.learner.prefetch,
+        )
+        loader = Loader(source, schema, metrics, pinned=device.type == "cuda")
+        lifetime.thread("loader", loader.run)
+        lifetime.thread("replay-link", partial(link.run, loader.drawn_from))
+        account = Account(config, trainer, roster, link, loader)
+        recorder = Recorder(folder.path, config.telemetry.tensorboard)
+        training = Training(
+            config=config,
+            trainer=trainer,
+            loader=loader,
+            publisher=publisher,
+            roster=roster,
+            account=account,
+            recorder=recorder,
+            checkpoints=folder.checkpoints,
+            metrics=metrics,
+            health=health,
+            lifetime=lifetime,
+            run=folder.run,
+        )
+        outcome = training.train()
+        trained_until = time.monotonic()
+        loader.finish()
+        if outcome != "stopped":
+            metrics.complete.set(1)
+            logger.info("complete (%s): serving weights and metrics until told to leave", outcome)
+        while not lifetime.stopping.wait(0.5):
+            health.beat()
+            roster.expire()
+        lifetime.check()
+        settle(link, loader)
+        summary = account.summary(folder.run, folder.epoch, outcome, trained_until)
+        if args.summary_json is not None:
+            args.summary_json.write_text(json.dumps(summary, indent=1) + "\n")
+        recorder.close()
+        loader.stop()
+    finally:
+        health.ready(False)
+        server.stop(grace_s=0.1)
+        link.close()
+
+
+def resume(checkpoint: Checkpoint, trainer: Trainer, roster: Roster) -> None:
+    """Goes on where the checkpoint was written. ConfigError if it does not fit the configuration."""
+    try:
+        trainer.load(checkpoint.tensors, checkpoint.manifest)
+    except (KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"checkpoint {checkpoint.path} does not fit model or optimizer: {reason:.300}") from error
+    roster.restore(checkpoint.manifest["returns"], checkpoint.manifest["episodes"])
+    logger.info("resumed from %s", checkpoint.path, extra={"updates": trainer.updates})
+
+
+def settle(link: ReplayLink, loader: Loader, limit_s: float = 2.0) -> None:
+    """Waits until what replay dealt out has arrived here, so that the ledger is exact."""
+    deadline = time.monotonic() + limit_s
+    while link.poll() and time.monotonic() < deadline:
+        ledger = link.ledger()
+        if loader.drawn >= ledger.removed["sampled"] + ledger.unknown:
+            break
+        time.sleep(0.02)
+    loader.finish()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,146 @@
+"""The run's account: what was trained, how stale it was, what was drawn; as progress records and as the summary."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.config import RunConfig
+from headrace_learner.loader import Loader
+from headrace_learner.replay_link import ReplayLink
+from headrace_learner.roster import Roster
+from headrace_learner.trainer import Trainer
+
+
+@dataclass
+class Lag:
+    """Policy lag in versions: updates between the weights that acted and those that were trained."""
+
+    min: int | None = None
+    max: int | None = None
+    total: float = 0.0
+    count: int = 0
+
+    def add(self, lags: npt.NDArray[np.int64]) -> None:
+        low, high = int(lags.min()), int(lags.max())
+        self.min = low if self.min is None else min(self.min, low)
+        self.max = high if self.max is None else max(self.max, high)
+        self.total += float(lags.sum())
+        self.count += len(lags)
+
+    @property
+    def mean(self) -> float | None:
+        return self.total / self.count if self.count else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"min": self.min, "mean": self.mean, "max": self.max}
+
+
+class Account:
+    """Counts what the training thread does; reads the other parts when asked. For that thread only."""
+
+    def __init__(self, config: RunConfig, trainer: Trainer, roster: Roster, link: ReplayLink, loader: Loader) -> None:
+        self._config = config
+        self._trainer = trainer
+        self._roster = roster
+        self._link = link
+        self._loader = loader
+        self._started_at = time.monotonic()
+        self._first_at: float | None = None  # when the first batch had been trained
+        self._first_steps = 0
+        self.trained_items = 0
+        self._lag = Lag()  # since the start
+        self._recent_lag = Lag()  # since the last record
+        self._recent_at = self._started_at
+        self._recent_updates = trainer.updates
+        self._recent_steps = trainer.trained_steps
+
+    @property
+    def wall_s(self) -> float:
+        return time.monotonic() - self._started_at
+
+    def trained(self, items: int, lags: npt.NDArray[np.int64]) -> None:
+        """Books one applied update over `items` items with these lags [B]."""
+        self.trained_items += items
+        self._lag.add(lags)
+        self._recent_lag.add(lags)
+        if self._first_at is None:
+            self._first_at, self._first_steps = time.monotonic(), self._trainer.trained_steps
+
+    def record(self, waiting_for: str | None, complete: str | None, extra: dict[str, Any]) -> dict[str, Any]:
+        """A progress record (keys: headrace.telemetry.progress); rates are since the last one."""
+        now = time.monotonic()
+        elapsed = max(now - self._recent_at, 1e-9)
+        trainer, stop, lag = self._trainer, self._config.stop, self._recent_lag
+        steps_per_s = (trainer.trained_steps - self._recent_steps) / elapsed
+        replay = self._link.ledger()
+        record = {
+            "time": time.time(),
+            "wall_s": self.wall_s,
+            "env_steps": self._roster.env_steps,
+            "trained_steps": trainer.trained_steps,
+            "steps_target": stop.steps,
+            "steps_per_s": steps_per_s,
+            "updates": trainer.updates,
+            "updates_per_s": (trainer.updates - self._recent_updates) / elapsed,
+            "mean_return": self._roster.mean_return,
+            "goal": stop.return_,
+            "episodes": self._roster.averaged_episodes,
+            "lag_min": lag.min,
+            "lag_mean": lag.mean,
+            "lag_max": lag.max,
+            "replay_fill": self._link.fill,
+            "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
+            "actors": self._roster.actors,
+            "actors_wanted": self._config.actor.count,
+            "eta_s": _ratio(stop.steps - trainer.trained_steps, steps_per_s) if stop.steps else None,
+            "waiting_for": waiting_for,
+            "complete": complete,
+            **extra,
+        }
+        self._recent_at, self._recent_lag = now, Lag()
+        self._recent_updates, self._recent_steps = trainer.updates, trainer.trained_steps
+        return record
+
+    def summary(self, run: str, epoch: int, outcome: str, trained_until: float) -> dict[str, Any]:
+        """The final facts, after the drain."""
+        trainer, roster = self._trainer, self._roster
+        replay = self._link.ledger()
+        drawn = self._loader.drawn
+        solved_at = roster.solved_at
+        return {
+            "run": run,
+            "epoch": epoch,
+            "outcome": outcome,
+            "solved": solved_at is not None,
+            "wall_s": self.wall_s,
+            "solved_after_s": None if solved_at is None else solved_at - self._started_at,
+            "env_steps": roster.env_steps,
+            "trained_steps": trainer.trained_steps,
+            "steps_per_s": _ratio(trainer.trained_steps - self._first_steps, trained_until - (self._first_at or 0.0)),
+            "updates": trainer.updates,
+            "mean_return": roster.mean_return,
+            "episodes": roster.episodes,
+            "policy_lag": self._lag.as_dict(),
+            "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
+            "ledger": {
+                "actor": roster.ledger(drained=True).as_dict(),
+                "replay": replay.as_dict(),
+                "learner": {
+                    "drawn": drawn,
+                    "trained": self.trained_items,
+                    "queued": self._loader.queued,
+                    "discarded": self._loader.discarded(),
+                    # Drawn by this run at replay, and never seen here: by an earlier start that was killed.
+                    "unknown": max(0, replay.removed["sampled"] + replay.unknown - drawn),
+                },
+            },
+        }
+
+
+def _ratio(numerator: float, denominator: float) -> float | None:
+    return numerator / denominator if denominator > 0 else None

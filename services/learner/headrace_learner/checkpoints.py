@@ -1,0 +1,115 @@
+"""Checkpoints: a folder each, safetensors plus a JSON manifest, there as a whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+FORMAT = 1
+_TENSORS = "state.safetensors"
+_MANIFEST = "manifest.json"
+_UNFINISHED = ".unfinished-"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One that was read and whose checksum is right."""
+
+    path: Path
+    tensors: dict[str, Tensor]
+    manifest: dict[str, Any]
+
+
+class CheckpointFolder:
+    """Writes and finds the checkpoints of a run, named by their number of updates."""
+
+    def __init__(self, path: Path, keep: int) -> None:
+        self.path = path
+        self._keep = keep
+
+    def save(self, updates: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+        """Writes a checkpoint and removes the oldest beyond `keep`. OSError if the disk will not have it.
+
+        Everything is on disk before the folder gets its name, so a kill at any moment leaves the older ones or this
+        one, never a torn one.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        final = self.path / f"{updates:012d}"
+        unfinished = self.path / f"{_UNFINISHED}{updates:012d}-{os.getpid()}"
+        shutil.rmtree(unfinished, ignore_errors=True)
+        unfinished.mkdir()
+        data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+        manifest = {
+            "format": FORMAT,
+            "saved_at": time.time(),
+            "bytes": len(data),
+            "sha256": hashlib.sha256(data).hexdigest(),
+            **facts,
+        }
+        _write(unfinished / _TENSORS, data)
+        _write(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
+        _sync(unfinished)
+        if final.exists():  # the same number of updates, saved again
+            shutil.rmtree(final)
+        unfinished.rename(final)
+        _sync(self.path)
+        self._remove_old()
+        return final
+
+    def newest(self) -> Checkpoint | None:
+        """The newest valid checkpoint; newer broken ones are skipped and said. None if there is none."""
+        for path in reversed(self._finished()):
+            try:
+                return read_checkpoint(path)
+            except (OSError, ValueError) as error:
+                logger.warning("skipped checkpoint %s: %s", path, error)
+        return None
+
+    def _finished(self) -> list[Path]:
+        if not self.path.is_dir():
+            return []
+        return sorted(path for path in self.path.iterdir() if path.name.isdigit())
+
+    def _remove_old(self) -> None:
+        for path in self._finished()[: -self._keep]:
+            shutil.rmtree(path, ignore_errors=True)
+        for path in self.path.glob(_UNFINISHED + "*"):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Reads and verifies one checkpoint folder. OSError or ValueError says what is wrong with it."""
+    manifest = json.loads((path / _MANIFEST).read_text())
+    if manifest.get("format") != FORMAT:
+        raise ValueError(f"format {manifest.get('format')!r} is not {FORMAT}")
+    data = (path / _TENSORS).read_bytes()
+    if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
+        raise ValueError(f"{_TENSORS} is damaged: {len(data)} bytes, {manifest['bytes']} were written")
+    return Checkpoint(path, safetensors.torch.load(data), manifest)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,108 @@
+"""Publishes weights: one encoded blob per version, cut once, shared by all subscribers; the newest wins."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+
+import safetensors.torch
+import torch
+from torch import nn
+
+from headrace.rpc.chunks import split
+from headrace.rpc.v1 import learner_pb2
+from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.unroll import pack_version
+
+REMEMBERED_VERSIONS = 4096  # publication times, for the lag in seconds
+
+
+@dataclass(frozen=True)
+class Publication:
+    """One version, ready to be sent."""
+
+    packed: int
+    chunks: tuple[learner_pb2.WeightsChunk, ...]
+    superseded: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class WeightPublisher:
+    """The newest weights and who waits for newer ones.
+
+    `publish` and `due` are for the training thread, `stream` for the gRPC loop; `call_soon` runs a function there.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        min_publish_s: float,
+        call_soon: Callable[[Callable[[], object]], None],
+        metrics: LearnerMetrics,
+    ) -> None:
+        self.epoch = epoch
+        self._min_publish_s = min_publish_s
+        self._call_soon = call_soon
+        self._metrics = metrics
+        self._published_at: OrderedDict[int, float] = OrderedDict()  # version -> monotonic seconds
+        self._last_s = -1e9
+        self._last_version = -1
+        self._newest: Publication | None = None  # the loop's
+        self._first: asyncio.Event | None = None  # the loop's: set at the first publication
+        self._subscribers = 0
+
+    def due(self, version: int) -> bool:
+        """Whether `version` is news and enough time has passed since the last."""
+        return version > self._last_version and time.monotonic() - self._last_s >= self._min_publish_s
+
+    def publish(self, network: nn.Module, version: int) -> bool:
+        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite."""
+        parameters = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
+        floats = [tensor for tensor in parameters.values() if tensor.is_floating_point()]
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in floats):
+            return False
+        self._last_s = time.monotonic()
+        self._last_version = version
+        self._published_at[version] = self._last_s
+        if len(self._published_at) > REMEMBERED_VERSIONS:
+            self._published_at.popitem(last=False)
+        chunks = split(self.epoch, version, safetensors.torch.save(parameters), time.time())
+        publication = Publication(pack_version(self.epoch, version), chunks)
+        self._call_soon(lambda: self._replace(publication))
+        self._metrics.publishes.inc()
+        self._metrics.weights_version.set(version)
+        return True
+
+    def age_s(self, version: int) -> float | None:
+        """Seconds since `version` of this epoch was published; None if it is not known."""
+        published_at = self._published_at.get(version)
+        return None if published_at is None else time.monotonic() - published_at
+
+    def _replace(self, publication: Publication) -> None:
+        old, self._newest = self._newest, publication
+        if old is not None:
+            old.superseded.set()
+        elif self._first is not None:
+            self._first.set()
+
+    async def stream(self, after: int) -> AsyncIterator[learner_pb2.WeightsChunk]:
+        """The chunks of each version newer than `after` (packed), skipping what was superseded meanwhile."""
+        self._subscribers += 1
+        self._metrics.subscribers.set(self._subscribers)
+        try:
+            if self._newest is None:
+                self._first = self._first or asyncio.Event()
+                await self._first.wait()
+            while True:
+                publication = self._newest
+                assert publication is not None
+                if publication.packed > after:
+                    after = publication.packed
+                    for chunk in publication.chunks:
+                        yield chunk
+                await publication.superseded.wait()
+        finally:
+            self._subscribers -= 1
+            self._metrics.subscribers.set(self._subscribers)

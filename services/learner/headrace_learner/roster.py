@@ -1,0 +1,219 @@
+"""The actors of a run: leases, what they reported, and the episodes they finished."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from headrace.config import StopConfig
+from headrace.telemetry.catalogue import LearnerMetrics
+
+_INCARNATIONS_PER_EPOCH = 1 << 16
+MAX_REMEMBERED = 4096  # actors that left or were lost, so that one that comes back is not counted twice
+
+
+@dataclass
+class ActorLedger:
+    """made = acknowledged + held + sum(dropped) + unknown, in items."""
+
+    made: int = 0
+    acknowledged: int = 0
+    held: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    unknown: int = 0
+
+    def add(self, other: ActorLedger) -> None:
+        self.made += other.made
+        self.acknowledged += other.acknowledged
+        self.held += other.held
+        self.dropped.update(other.dropped)
+        self.unknown += other.unknown
+
+    def as_dict(self) -> dict[str, Any]:
+        return {
+            "made": self.made,
+            "acknowledged": self.acknowledged,
+            "held": self.held,
+            "dropped": dict(self.dropped),
+            "unknown": self.unknown,
+        }
+
+
+@dataclass
+class Member:
+    """An actor process that holds a lease."""
+
+    lease: int
+    incarnation: int
+    heard_at: float
+    sequence: int = 0
+    env_steps: int = 0
+    ledger: ActorLedger = field(default_factory=ActorLedger)
+
+
+class Roster:
+    """Who takes part. Thread-safe; never waits.
+
+    A lease is the lowest free index, kept by reporting. It is advice: an actor whose lease expired is welcome back.
+    """
+
+    def __init__(
+        self,
+        epoch: int,
+        lease_s: float,
+        stop: StopConfig,
+        metrics: LearnerMetrics,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._epoch = epoch
+        self._lease_s = lease_s
+        self._stop = stop
+        self._metrics = metrics
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._members: dict[bytes, Member] = {}
+        self._incarnations: Counter[int] = Counter()
+        self._departed = ActorLedger()
+        self._departed_ids: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
+        self._departed_steps = 0
+        self._lost: OrderedDict[bytes, Member] = OrderedDict()  # lease expired; they may come back
+        self._returns: deque[float] = deque(maxlen=stop.episodes)
+        self.episodes = 0
+        self.solved_at: float | None = None  # clock at which the goal was reached first
+
+    def join(self, actor: bytes, wanted: int | None) -> Member:
+        """A lease for `actor`: the one it has, the one it had before (if free), or the lowest free one."""
+        with self._lock:
+            now = self._clock()
+            self._expire(now)
+            member = self._members.get(actor)
+            if member is None:
+                taken = {other.lease for other in self._members.values()}
+                lease = wanted if wanted is not None and wanted not in taken else None
+                if lease is None:
+                    lease = next(index for index in range(len(taken) + 1) if index not in taken)
+                self._incarnations[lease] += 1
+                incarnation = self._epoch * _INCARNATIONS_PER_EPOCH + self._incarnations[lease]
+                member = self._lost.pop(actor, None) or Member(lease, incarnation, now)
+                member.lease = lease
+                self._members[actor] = member
+            member.heard_at = now
+            self._metrics.actors.set(len(self._members))
+            return member
+
+    def report(
+        self,
+        actor: bytes,
+        sequence: int,
+        ledger: ActorLedger,
+        env_steps: int,
+        returns: Sequence[float],
+        *,
+        leaving: bool,
+    ) -> bool:
+        """Books a report. False: this actor has no lease (any more) and should join again."""
+        with self._lock:
+            member = self._members.get(actor)
+            if member is None:
+                return actor in self._departed_ids
+            now = self._clock()
+            member.heard_at = now
+            if sequence > member.sequence:
+                member.sequence = sequence
+                self._metrics.env_steps.inc(max(0, env_steps - member.env_steps))
+                member.env_steps = env_steps
+                member.ledger = ledger
+                self._finished(returns, now)
+            if leaving:
+                del self._members[actor]
+                self._departed_ids.append(actor)
+                self._depart(member.env_steps, member.ledger)
+                self._metrics.actors.set(len(self._members))
+            return True
+
+    def expire(self) -> None:
+        """Takes the lease of actors that did not report in time. Call it now and then."""
+        with self._lock:
+            self._expire(self._clock())
+
+    @property
+    def actors(self) -> int:
+        return len(self._members)
+
+    @property
+    def mean_return(self) -> float | None:
+        """Mean raw return of the last episodes; None before the first."""
+        with self._lock:
+            return sum(self._returns) / len(self._returns) if self._returns else None
+
+    @property
+    def averaged_episodes(self) -> int:
+        """How many episodes `mean_return` averages; at most stop.episodes."""
+        return len(self._returns)
+
+    @property
+    def env_steps(self) -> int:
+        """Valid ticks that the actors of this epoch reported."""
+        with self._lock:
+            here = (*self._members.values(), *self._lost.values())
+            return self._departed_steps + sum(member.env_steps for member in here)
+
+    def ledger(self, *, drained: bool = False) -> ActorLedger:
+        """Sum over all actors of this epoch. What a lost one still held is unknown.
+
+        drained: all actors have been stopped, so one that did not say goodbye is lost as well.
+        """
+        with self._lock:
+            total = ActorLedger()
+            total.add(self._departed)
+            lost = [*self._lost.values(), *(self._members.values() if drained else ())]
+            for member in lost:
+                total.add(_lost(member.ledger))
+            for member in () if drained else self._members.values():
+                total.add(member.ledger)
+            return total
+
+    def returns(self) -> list[float]:
+        """The returns that `mean_return` averages, for a checkpoint."""
+        with self._lock:
+            return list(self._returns)
+
+    def restore(self, returns: Sequence[float], episodes: int) -> None:
+        """Takes over what a checkpoint held."""
+        with self._lock:
+            self._returns.extend(returns)
+            self.episodes = episodes
+
+    def _finished(self, returns: Sequence[float], now: float) -> None:
+        self.episodes += len(returns)
+        self._metrics.episodes.inc(len(returns))
+        goal = self._stop.return_
+        for return_ in returns:
+            self._returns.append(return_)
+            if goal is None or self.solved_at is not None or len(self._returns) < self._stop.episodes:
+                continue
+            if sum(self._returns) / len(self._returns) >= goal:
+                self.solved_at = now
+        if self._returns:
+            self._metrics.episode_return_mean.set(sum(self._returns) / len(self._returns))
+
+    def _expire(self, now: float) -> None:
+        for actor in [a for a, member in self._members.items() if now - member.heard_at > self._lease_s]:
+            self._lost[actor] = self._members.pop(actor)
+            if len(self._lost) > MAX_REMEMBERED:
+                _, member = self._lost.popitem(last=False)
+                self._depart(member.env_steps, _lost(member.ledger))
+        self._metrics.actors.set(len(self._members))
+
+    def _depart(self, env_steps: int, ledger: ActorLedger) -> None:
+        self._departed_steps += env_steps
+        self._departed.add(ledger)
+
+
+def _lost(ledger: ActorLedger) -> ActorLedger:
+    """A lost actor's last report: what became of what it held is unknown."""
+    return replace(ledger, held=0, unknown=ledger.held)

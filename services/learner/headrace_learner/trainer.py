@@ -1,0 +1,138 @@
+"""The updates: one network, one optimiser, and the guard against non-finite numbers. A plain object, no I/O."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.agents import vtrace
+from headrace.agents.batch import UnrollBatch
+from headrace.config import RunConfig
+from headrace.errors import HeadraceError
+from headrace.models.network import Network
+
+
+class DivergedError(HeadraceError):
+    """Too many updates in a row were not finite."""
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update did. Without `applied` it was skipped, because something was not finite."""
+
+    applied: bool
+    loss: vtrace.Loss
+    gradient_norm: float  # before clipping
+    lr: float
+    compute_s: float
+    optimizer_s: float
+
+
+class Trainer:
+    """Parameters, optimiser, schedules and counters of a run.
+
+    updates: applied updates, which is also the version of the weights.
+    trained_steps: valid ticks trained on; what the schedules go by.
+    """
+
+    def __init__(self, network: Network, config: RunConfig, device: torch.device) -> None:
+        # Imported here, after the first weights are out: nobody waits for the optimiser before there is a batch.
+        from headrace_learner.optimizer import Optimizer
+
+        self.network = network.to(device)
+        self.device = device
+        self.updates = 0
+        self.trained_steps = 0
+        self.skipped_in_row = 0
+        self._config = config
+        self._parameters = list(network.parameters())
+        self._optimizer = Optimizer(network, config.learner)
+
+    def update(self, batch: UnrollBatch, new_ticks: int) -> Update:
+        """Trains on one batch of `new_ticks` valid ticks that were not trained on before.
+
+        A non-finite loss or gradient skips the step. DivergedError after learner.max_nonfinite skips in a row.
+        """
+        started = time.perf_counter()
+        config = self._config
+        for parameter in self._parameters:
+            parameter.grad = None
+        loss = vtrace.loss(self.network, batch, config.agent, config.agent.entropy_cost.value(self.trained_steps))
+        torch.autograd.backward(loss.total)
+        gradient_norm = self._clip()
+        computed = time.perf_counter()
+        lr = config.learner.lr.value(self.trained_steps)
+        applied = math.isfinite(gradient_norm) and math.isfinite(loss.total.item())
+        if applied:
+            self._optimizer.step(lr)
+            self.updates += 1
+            self.trained_steps += new_ticks
+            self.skipped_in_row = 0
+        else:
+            self.skipped_in_row += 1
+            if self.skipped_in_row >= config.learner.max_nonfinite:
+                raise DivergedError(
+                    f"{self.skipped_in_row} updates in a row had a non-finite loss or gradient; the last good "
+                    f"checkpoint is kept. Last batch: {self._facts(batch, loss, gradient_norm)}"
+                )
+        return Update(applied, loss, gradient_norm, lr, computed - started, time.perf_counter() - computed)
+
+    def _clip(self) -> float:
+        """Scales the gradients down to the limit; returns their global norm before."""
+        gradients = [parameter.grad for parameter in self._parameters if parameter.grad is not None]
+        norms: Any = torch._foreach_norm(gradients)
+        norm = float(torch.linalg.vector_norm(torch.stack(norms)))
+        limit = self._config.learner.clip_norm
+        if limit is not None and limit < norm < math.inf:
+            torch._foreach_mul_(gradients, limit / (norm + 1e-6))
+        return norm
+
+    def _facts(self, batch: UnrollBatch, loss: vtrace.Loss, gradient_norm: float) -> str:
+        finite = {
+            "observation": bool(torch.isfinite(batch.observation.float()).all()),
+            "reward": bool(torch.isfinite(batch.reward).all()),
+            "behaviour log_prob": bool(torch.isfinite(batch.behaviour["log_prob"]).all()),
+            "value": bool(torch.isfinite(loss.targets.values).all()),
+        }
+        bad = [name for name, is_finite in finite.items() if not is_finite] or ["none of the inputs"]
+        return f"loss {loss.total.item():g}, gradient norm {gradient_norm:g}, not finite: {', '.join(bad)}"
+
+    # -- checkpoints -------------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that an uninterrupted run would go on with: tensors, and JSON facts."""
+        tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
+        tensors |= {f"optimizer/{name}": tensor for name, tensor in self._optimizer.tensors().items()}
+        tensors["random/cpu"] = torch.get_rng_state()
+        if self.device.type == "cuda":
+            tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
+        return tensors, {"updates": self.updates, "trained_steps": self.trained_steps}
+
+    def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+        """Takes over what `state` returned. Strict: KeyError or RuntimeError names what does not fit."""
+
+        def below(prefix: str) -> dict[str, Tensor]:
+            return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
+
+        self.network.load_state_dict(below("network/"), strict=True)
+        self._optimizer.load(below("optimizer/"))
+        torch.set_rng_state(tensors["random/cpu"].cpu())
+        if self.device.type == "cuda" and "random/cuda" in tensors:
+            torch.cuda.set_rng_state(tensors["random/cuda"].cpu(), self.device)
+        self.updates = int(facts["updates"])
+        self.trained_steps = int(facts["trained_steps"])
+
+
+def choose_device(setting: str) -> torch.device:
+    """The torch device that `learner.device` means on this machine. ConfigError if there is no such."""
+    from headrace.errors import ConfigError
+
+    available = torch.cuda.is_available()
+    if setting == "cuda" and not available:
+        raise ConfigError("learner.device: cuda, but this PyTorch sees no GPU; use auto or cpu")
+    return torch.device("cuda" if setting in ("auto", "cuda") and available else "cpu")

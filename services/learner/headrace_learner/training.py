@@ -1,0 +1,198 @@
+"""The training loop: draw, train, publish, record, checkpoint, until the goal, a budget, or a signal ends it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from headrace.agents import vtrace
+from headrace.agents.batch import UnrollBatch
+from headrace.config import RunConfig
+from headrace.service import Lifetime
+from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.telemetry.health import Health
+from headrace.telemetry.labels import DiscardReason, LossComponent, StepPhase
+from headrace.telemetry.recorder import Recorder
+from headrace.unroll import unpack_version, updates_of
+from headrace.wire.messages import Ints
+from headrace_learner.account import Account
+from headrace_learner.checkpoints import CheckpointFolder
+from headrace_learner.loader import LoadedBatch, Loader
+from headrace_learner.publisher import WeightPublisher
+from headrace_learner.roster import Roster
+from headrace_learner.trainer import Trainer, Update
+
+logger = logging.getLogger(__name__)
+
+_WAIT_S = 0.1  # for a batch, until other duties are looked at
+_SAY_WAITING_S = 5.0
+
+
+@dataclass
+class Training:
+    """The parts of a learner, connected. `run` returns the outcome: goal, budget, or stopped."""
+
+    config: RunConfig
+    trainer: Trainer
+    loader: Loader
+    publisher: WeightPublisher
+    roster: Roster
+    account: Account
+    recorder: Recorder
+    checkpoints: CheckpointFolder
+    metrics: LearnerMetrics
+    health: Health
+    lifetime: Lifetime
+    run: str
+
+    def __post_init__(self) -> None:
+        self._update: Update | None = None  # the last one, and its batch
+        self._batch: UnrollBatch | None = None
+        self._saved_updates = -1
+        self._record_at = time.monotonic() + min(1.0, self.config.telemetry.log_every_s)
+        self._checkpoint_at = time.monotonic() + self.config.learner.checkpoint_s
+        self._waiting_since = time.monotonic()
+
+    def train(self) -> str:
+        """Trains until one of the ends. Ends with a checkpoint and a last record."""
+        outcome = None
+        while outcome is None and not self.lifetime.stopping.is_set():
+            started = time.perf_counter()
+            loaded = self.loader.next(_WAIT_S)
+            self.health.beat()
+            if loaded is not None:
+                self.metrics.batch_wait_seconds.observe(time.perf_counter() - started)
+                self._train_on(loaded)
+                self._waiting_since = time.monotonic()
+            self._keep_up()
+            outcome = self._outcome()
+        self.lifetime.check()
+        outcome = outcome or "stopped"
+        self.checkpoint()
+        self.record(outcome)
+        return outcome
+
+    def _train_on(self, loaded: LoadedBatch) -> None:
+        trainer, metrics = self.trainer, self.metrics
+        count = len(loaded.ids)
+        moved = time.perf_counter()
+        batch = UnrollBatch.from_views(loaded.views, trainer.device)
+        copy_s = loaded.copy_s + time.perf_counter() - moved
+        lags = self._lags(loaded.versions)
+        update = trainer.update(batch, int(loaded.new_ticks.sum()))
+        self._update, self._batch = update, batch
+        if update.applied:
+            self.account.trained(count, lags)
+            metrics.updates.inc()
+            metrics.ticks_trained.inc(int(loaded.new_ticks.sum()))
+            metrics.items_trained.inc(count)
+            limit = self.config.learner.clip_norm
+            if limit is not None and update.gradient_norm > limit:
+                metrics.gradients_clipped.inc()
+        else:
+            logger.warning("skipped an update: loss or gradient is not finite (%d in a row)", trainer.skipped_in_row)
+            metrics.nonfinite_updates.inc()
+            self.loader.discard(count, DiscardReason.NONFINITE)
+        started = time.perf_counter()
+        if self.publisher.due(trainer.updates):
+            self.publish()
+            metrics.step_seconds.labels(StepPhase.PUBLISH).observe(time.perf_counter() - started)
+        metrics.step_seconds.labels(StepPhase.COPY).observe(copy_s)
+        metrics.step_seconds.labels(StepPhase.COMPUTE).observe(update.compute_s)
+        metrics.step_seconds.labels(StepPhase.OPTIMIZER).observe(update.optimizer_s)
+        metrics.policy_lag_versions.observe(float(lags.mean()))
+        age_s = self.publisher.age_s(unpack_version(int(loaded.versions.min()))[1])
+        if age_s is not None:
+            metrics.policy_lag_seconds.observe(age_s)
+        self.loader.release(loaded)
+
+    def _lags(self, versions: Ints) -> Ints:
+        """Updates since the weights that acted [B]; 0 for weights of an earlier start that was ahead."""
+        lags: Ints = np.maximum(self.trainer.updates - updates_of(versions), 0)
+        return lags
+
+    def publish(self) -> None:
+        """Publishes the parameters as they are, if they are finite."""
+        if not self.publisher.publish(self.trainer.network, self.trainer.updates):
+            logger.error("the parameters are not finite: not published")
+
+    def _keep_up(self) -> None:
+        """Duties that go by the clock."""
+        now = time.monotonic()
+        if now >= self._record_at:
+            self._record_at = now + self.config.telemetry.log_every_s
+            self.record(None)
+            self.roster.expire()
+        if now >= self._checkpoint_at:
+            self._checkpoint_at = now + self.config.learner.checkpoint_s
+            self.checkpoint()
+
+    def _outcome(self) -> str | None:
+        stop, trainer = self.config.stop, self.trainer
+        if self.roster.solved_at is not None:
+            return "goal"
+        if stop.steps is not None and trainer.trained_steps >= stop.steps:
+            return "budget"
+        if stop.updates is not None and trainer.updates >= stop.updates:
+            return "budget"
+        if stop.wall_s is not None and self.account.wall_s >= stop.wall_s:
+            return "budget"
+        return None
+
+    def record(self, complete: str | None) -> None:
+        """Writes a progress record and sets the gauges that need a look at the last batch."""
+        waited_s = time.monotonic() - self._waiting_since
+        waiting_for = None
+        if complete is None and waited_s > _SAY_WAITING_S:
+            waiting_for = "unrolls from actors" if self.roster.actors else "an actor"
+            logger.warning("waiting for %s since %.0f s", waiting_for, waited_s)
+        self.metrics.items_queued.set(self.loader.queued)
+        self.recorder.write(self.account.record(waiting_for, complete, self._diagnose()), self.trainer.trained_steps)
+
+    def _diagnose(self) -> dict[str, Any]:
+        if self._update is None or self._batch is None:
+            return {}
+        update, metrics = self._update, self.metrics
+        terms = {name: term.item() for name, term in update.loss.terms.items()}
+        agent = self.config.agent
+        entropy_cost = agent.entropy_cost.value(self.trainer.trained_steps)
+        metrics.loss.labels(LossComponent.POLICY).set(terms["policy"])
+        metrics.loss.labels(LossComponent.BASELINE).set(agent.baseline_cost * terms["baseline"])
+        metrics.loss.labels(LossComponent.ENTROPY).set(-entropy_cost * terms["entropy"])
+        metrics.loss.labels(LossComponent.TOTAL).set(update.loss.total.item())
+        metrics.entropy.set(terms["entropy"])
+        metrics.gradient_norm.set(update.gradient_norm)
+        metrics.learning_rate.set(update.lr)
+        facts = vtrace.diagnostics(update.loss.targets, self._batch, agent)
+        metrics.clipped_rho_share.set(facts["clipped_rho_share"])
+        metrics.explained_variance.set(facts["explained_variance"])
+        return {
+            "loss": update.loss.total.item(),
+            **{f"loss_{name}": value for name, value in terms.items()},
+            "gradient_norm": update.gradient_norm,
+            "lr": update.lr,
+            **facts,
+        }
+
+    def checkpoint(self) -> None:
+        """Saves the train state, unless nothing changed. A disk that will not have it is said and counted."""
+        if self.trainer.updates == self._saved_updates:
+            return
+        started = time.perf_counter()
+        tensors, facts = self.trainer.state()
+        facts |= {"run": self.run, "epoch": self.publisher.epoch, "trained_items": self.account.trained_items}
+        facts |= {"episodes": self.roster.episodes, "returns": self.roster.returns()}
+        try:
+            path = self.checkpoints.save(self.trainer.updates, tensors, facts)
+        except OSError as error:
+            logger.error("cannot write a checkpoint: %s", error)
+            self.metrics.checkpoint_failures.inc()
+            return
+        self._saved_updates = self.trainer.updates
+        self.metrics.checkpoint_seconds.observe(time.perf_counter() - started)
+        self.metrics.checkpoint_timestamp_seconds.set(time.time())
+        logger.info("checkpoint %s", path)

@@ -1,0 +1,205 @@
+"""The shard's sockets: one thread that reads both of them, lets the shard decide, and sends what follows."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from headrace.telemetry.catalogue import ReplayMetrics
+from headrace.telemetry.logs import warn_every
+from headrace.wire import sockets
+from headrace.wire.header import MalformedError
+from headrace.wire.messages import (
+    FROM_ACTOR,
+    FROM_LEARNER,
+    Ack,
+    Beat,
+    Goodbye,
+    Hello,
+    Items,
+    Message,
+    Refused,
+    Sample,
+    decode,
+    encode,
+)
+from headrace_replay.desk import SampleDesk, Served
+from headrace_replay.shard import RefusedError, Shard
+
+logger = logging.getLogger(__name__)
+
+POLL_MS = 20  # how late a change made by another thread (OpenRun) is noticed
+MESSAGES_PER_TURN = 64  # of one socket before the other gets its turn
+
+Socket = zmq.Socket[bytes]
+
+
+class ShardSockets:
+    """Owns the items and the samples socket of a shard.
+
+    `lock` guards shard and desk; the gRPC control takes it too.
+    """
+
+    def __init__(self, shard: Shard, desk: SampleDesk, lock: threading.Lock, metrics: ReplayMetrics) -> None:
+        self._shard = shard
+        self._desk = desk
+        self._lock = lock
+        self._metrics = metrics
+        self._context = zmq.Context[Socket](io_threads=1)
+        self._items: Socket
+        self._samples: Socket
+
+    def bind(self, host: str, items_port: int, samples_port: int) -> tuple[int, int]:
+        """Listens; returns the two ports. ConfigError if one is taken."""
+        self._items, items_port = sockets.bind(self._context, host, items_port)
+        self._samples, samples_port = sockets.bind(self._context, host, samples_port)
+        return items_port, samples_port
+
+    def run(self, stopping: threading.Event, beat: Callable[[], None]) -> None:
+        """Serves until `stopping` is set. Calls `beat` on every turn."""
+        poller = zmq.Poller()
+        poller.register(self._items, zmq.POLLIN)
+        poller.register(self._samples, zmq.POLLIN)
+        seconds = self._metrics.worker_seconds
+        idle, inserting, sampling = (seconds.labels(state=state) for state in ("idle", "inserting", "sampling"))
+        then = time.perf_counter()
+        while not stopping.is_set():
+            ready = dict(poller.poll(POLL_MS))
+            beat()
+            now = time.perf_counter()
+            idle.inc(now - then)
+            with self._lock:
+                if self._items in ready:
+                    self._turn(self._items, self._on_actor)
+                inserted_at = time.perf_counter()
+                inserting.inc(inserted_at - now)
+                if self._samples in ready:
+                    self._turn(self._samples, self._on_learner)
+                self._settle()
+                self._measure()
+            then = time.perf_counter()
+            sampling.inc(then - inserted_at)
+
+    def close(self) -> None:
+        self._items.close()
+        self._samples.close()
+        self._context.term()
+
+    def _turn(self, socket: Socket, handle: Callable[[bytes, list[sockets.Frame]], None]) -> None:
+        for _ in range(MESSAGES_PER_TURN):
+            try:
+                frames = sockets.receive(socket)
+            except MalformedError as error:
+                warn_every(logger, "oversized", 10, "refused a message: %s", error)
+                self._shard.malformed(error)
+                self._metrics.rejected.labels(reason="malformed").inc()
+                continue
+            if frames is None:
+                return
+            route = bytes(frames[0])
+            handle(route, frames[1:])
+
+    # -- actors --------------------------------------------------------------------------------------------------
+
+    def _on_actor(self, route: bytes, frames: list[sockets.Frame]) -> None:
+        shard = self._shard
+        answer: Message | None
+        try:
+            if not frames:
+                raise MalformedError("a message without a header")
+            message: Any = decode(frames[0], FROM_ACTOR)
+            if len(frames) > 1 and not isinstance(message, Items):
+                raise MalformedError(f"{message.KIND}: {len(frames) - 1} payload frames where none belong")
+            match message:
+                case Items():
+                    before = shard.ledger.duplicate
+                    answer = shard.items(route, message, frames[1:])
+                    self._metrics.received.inc(len(message.new_ticks))
+                    self._metrics.duplicate.inc(shard.ledger.duplicate - before)
+                case Beat():
+                    answer = shard.beat(route)
+                case Hello():
+                    answer = shard.hello(route, message)
+                case Goodbye():
+                    answer = shard.goodbye(route)
+                case _:
+                    raise MalformedError(f"{message.KIND} is not handled")
+        except MalformedError as error:
+            answer = shard.malformed(error)
+        if isinstance(answer, Refused):
+            self._metrics.rejected.labels(reason=answer.reason).inc()
+            warn_every(logger, answer.reason, 10, "refused %s from %s: %s", answer.reason, route.hex(), answer.detail)
+        if answer is not None:
+            self._send(self._items, route, answer)
+
+    # -- the learner ---------------------------------------------------------------------------------------------
+
+    def _on_learner(self, route: bytes, frames: list[sockets.Frame]) -> None:
+        try:
+            if len(frames) != 1:
+                raise MalformedError(f"a request is one frame, not {len(frames)}")
+            message: Any = decode(frames[0], FROM_LEARNER)
+            if isinstance(message, Sample):
+                served = self._desk.ask(route, message)
+                if served is not None:
+                    self._deliver(served)
+            else:
+                self._send(self._samples, route, Beat())
+        except (MalformedError, RefusedError) as error:
+            reason = error.reason if isinstance(error, RefusedError) else "malformed"
+            self._metrics.refused_requests.labels(reason=reason).inc()
+            warn_every(logger, reason, 10, "refused a request from %s: %s", route.hex(), error)
+            self._send(self._samples, route, Refused(reason, str(error)[:400]))
+
+    # -- what follows from both ----------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Admits and serves until neither can go on, then acknowledges what was stored."""
+        metrics = self._metrics
+        stored: dict[bytes, int] = {}
+        progress = True
+        while progress:
+            progress = False
+            now = time.monotonic()
+            for entry in self._shard.admit():
+                progress = True
+                stored[entry.peer.route] = entry.peer.stored
+                metrics.stored.inc()
+                metrics.insert_wait_seconds.observe(now - entry.received_at)
+            for served in self._desk.serve():
+                progress = True
+                self._deliver(served)
+        for route, seq in stored.items():
+            self._send(self._items, route, Ack(seq))
+
+    def _measure(self) -> None:
+        """Keeps the gauges true; some twenty lookups a turn."""
+        metrics, tables = self._metrics, self._shard.tables.values()
+        metrics.peers.set(self._shard.peers)
+        metrics.waiting.set(self._shard.waiting)
+        metrics.items.set(sum(len(table) for table in tables))
+        metrics.bytes.set(sum(table.nbytes for table in tables))
+        metrics.max_items.set(sum(table.max_items for table in tables))
+        metrics.max_bytes.set(sum(table.max_bytes for table in tables))
+        inserted = sum(table.inserted for table in tables)
+        if inserted:
+            metrics.samples_per_insert.set(sum(table.sampled for table in tables) / inserted)
+
+    def _deliver(self, served: Served) -> None:
+        if served.draw is not None:
+            now = time.monotonic()
+            self._metrics.sample_wait_seconds.observe(served.waited_s)
+            self._metrics.batches.inc()
+            self._metrics.sampled.inc(len(served.draw.stored))
+            self._metrics.removed.labels(reason="sampled").inc(len(served.draw.stored))
+            self._metrics.item_age_seconds.observe(now - served.draw.stored[0].inserted_at)
+        sockets.send(self._samples, [served.route, *served.frames])  # if it is lost, the learner asks again
+
+    def _send(self, socket: Socket, route: bytes, message: Message) -> None:
+        if not sockets.send(socket, [route, encode(message)]) and socket is self._items:
+            self._shard.disconnected(route)

@@ -1,0 +1,250 @@
+"""A replay shard without its sockets: runs, peers, windows, admission, and the ledger.
+
+Received items wait in their sender's window until a table admits them; then they are acknowledged. Everything is keyed
+by the actor's uuid: `route` (ZeroMQ's routing id) only says where to send the next reply.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from headrace.wire.header import MalformedError
+from headrace.wire.items import Item
+from headrace.wire.messages import ITEM_CODECS, PROTOCOL, Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
+from headrace.wire.sockets import Frame
+from headrace_replay.table import FifoTable
+
+MAX_PEERS = 100_000  # remembered actors: some 300 bytes each, forgotten longest-silent first
+
+
+class RefusedError(Exception):
+    """A request that this shard will not serve. `reason` is one of the metric's labels."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class TableSpec:
+    name: str
+    sampler: str
+    max_items: int
+    max_bytes: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """What OpenRun fixed. `epoch` alone may grow."""
+
+    id: str
+    epoch: int
+    tables: tuple[TableSpec, ...]
+    schema: bytes
+    payload_bytes: int
+    window_items: int
+    window_bytes: int
+
+
+@dataclass
+class Peer:
+    """One actor process, by uuid. `expected` is the next seq it may send; all below `stored` are in a table."""
+
+    route: bytes
+    expected: int
+    stored: int
+    waiting_items: int = 0
+    waiting_bytes: int = 0
+
+
+@dataclass(slots=True)
+class Waiting:
+    """An item that was received and is not yet admitted."""
+
+    peer: Peer
+    table: FifoTable
+    item: Item
+    received_at: float
+
+
+@dataclass
+class Ledger:
+    """In items, since the shard's start (DESIGN: received = stored + duplicate + rejected + waiting)."""
+
+    received: int = 0
+    stored: int = 0
+    duplicate: int = 0
+    rejected: Counter[str] = field(default_factory=Counter)
+
+
+class Shard:
+    """State of a shard and the rules of the item protocol. Not thread-safe: hold `lock`-ed by its owner."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self.boot = secrets.randbits(63)
+        self.run: Run | None = None
+        self.tables: dict[str, FifoTable] = {}
+        self.ledger = Ledger()
+        self._clock = clock
+        self._peers: dict[bytes, Peer] = {}
+        self._routes: dict[bytes, Peer] = {}
+        self._waiting: deque[Waiting] = deque()
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def peers(self) -> int:
+        """Actors with a live connection, as far as this shard knows."""
+        return len(self._routes)
+
+    # -- the run -------------------------------------------------------------------------------------------------
+
+    def open_run(self, run: Run) -> None:
+        """Serves `run` from now on. RefusedError: another run, a lower epoch, or other tables."""
+        for spec in run.tables:
+            if spec.sampler != "fifo":
+                raise RefusedError("table", f"table {spec.name!r}: sampler {spec.sampler!r} is not known; fifo is")
+        if self.run is not None:
+            if run.id != self.run.id:
+                raise RefusedError("run", f"this shard serves run {self.run.id}, not {run.id}; restart it to change")
+            if run.epoch < self.run.epoch:
+                raise RefusedError("epoch", f"epoch {run.epoch} is over; this shard is at {self.run.epoch}")
+            if (run.schema, run.payload_bytes) != (self.run.schema, self.run.payload_bytes):
+                raise RefusedError("schema", "the payload schema of a run cannot change; restart the shard")
+        for spec in run.tables:
+            table = self.tables.get(spec.name)
+            if table is None:
+                self.tables[spec.name] = FifoTable(spec.name, spec.max_items, spec.max_bytes, self._clock)
+            else:  # a resumed learner may have other limits
+                table.max_items, table.max_bytes = spec.max_items, spec.max_bytes
+                table.limiter.max_diff = float(spec.max_items)
+        self.run = run
+
+    def check_learner(self, run: str, epoch: int) -> Run:
+        """The open run, if it is this one at this epoch. RefusedError otherwise."""
+        if self.run is None:
+            raise RefusedError("run", "no run is open")
+        if run != self.run.id:
+            raise RefusedError("run", f"this shard serves run {self.run.id}, not {run}")
+        if epoch != self.run.epoch:
+            raise RefusedError("epoch", f"epoch {epoch} is not the open one, {self.run.epoch}")
+        return self.run
+
+    # -- items ---------------------------------------------------------------------------------------------------
+
+    def hello(self, route: bytes, hello: Hello) -> Message:
+        """A connection introduces itself; answers with its window, or why there is none."""
+        if hello.protocol != PROTOCOL:
+            return self._refuse("malformed", f"protocol {hello.protocol} is not spoken here; {PROTOCOL} is", 0)
+        if len(hello.actor) != 16:
+            return self._refuse("malformed", f"an actor id has 16 bytes, not {len(hello.actor)}", 0)
+        if self.run is None:
+            return Credit(self.boot, hello.seq, 0, 0)
+        if hello.run != self.run.id:
+            return self._refuse("run", f"this shard serves run {self.run.id}, not {hello.run}", 0)
+        if hello.schema != self.run.schema:
+            return self._refuse("schema", "the payload schema differs from the run's", 0)
+        peer = self._peers.pop(hello.actor, None)
+        if peer is None:
+            peer = Peer(route, hello.seq, hello.seq)
+            while len(self._peers) >= MAX_PEERS:
+                oldest = next(iter(self._peers))
+                self._routes.pop(self._peers.pop(oldest).route, None)
+        self._peers[hello.actor] = peer  # the most recent last
+        if self._routes.get(peer.route) is peer:
+            del self._routes[peer.route]
+        peer.route = route
+        peer.expected = max(peer.expected, hello.seq)  # what it gave up on will never come
+        self._routes[route] = peer
+        return Credit(self.boot, peer.expected, self.run.window_items, self.run.window_bytes)
+
+    def items(self, route: bytes, header: Items, payloads: list[Frame]) -> Message | None:
+        """Takes a message's items into their sender's window. The answer, if one is due before admission."""
+        count = len(header.new_ticks)
+        peer = self._routes.get(route)
+        if peer is None or self.run is None:
+            self._reject("unknown_peer", count)
+            return Reset(None)
+        if count != len(payloads):
+            return self._refuse("malformed", f"{count} items announced, {len(payloads)} payloads sent", count)
+        if header.codec not in ITEM_CODECS:
+            return self._refuse("malformed", f"codec {header.codec!r} is not known", count)
+        table = self.tables.get(header.table)
+        if table is None:
+            return self._refuse("malformed", f"table {header.table!r} is not part of this run", count)
+        if any(len(payload) != self.run.payload_bytes for payload in payloads):
+            sizes = sorted({len(payload) for payload in payloads})
+            return self._refuse("size", f"payloads of {sizes} bytes; {self.run.payload_bytes} expected", count)
+        if header.seq > peer.expected:
+            self._reject("gap", count)
+            return Reset(peer.expected)
+        known = min(count, peer.expected - header.seq)
+        new_bytes = sum(len(payload) for payload in payloads[known:])
+        if (
+            peer.waiting_items + count - known > self.run.window_items
+            or peer.waiting_bytes + new_bytes > self.run.window_bytes
+        ) and peer.waiting_items:
+            return self._refuse(
+                "overflow", f"more than the window of {self.run.window_items} items is under way", count
+            )
+        self.ledger.received += count
+        self.ledger.duplicate += known
+        now = self._clock()
+        for payload, ticks, version in zip(
+            payloads[known:], header.new_ticks[known:].tolist(), header.versions[known:].tolist(), strict=True
+        ):
+            self._waiting.append(Waiting(peer, table, Item(payload, ticks, version), now))
+        peer.expected += count - known
+        peer.waiting_items += count - known
+        peer.waiting_bytes += new_bytes
+        return Ack(peer.stored) if known == count else None
+
+    def admit(self) -> Iterator[Waiting]:
+        """Moves waiting items into their tables as far as the limiter allows, and yields each."""
+        while self._waiting and self._waiting[0].table.can_insert(self._waiting[0].item):
+            entry = self._waiting.popleft()
+            entry.table.insert(entry.item)
+            entry.peer.waiting_items -= 1
+            entry.peer.waiting_bytes -= entry.item.nbytes
+            entry.peer.stored = entry.peer.expected - entry.peer.waiting_items
+            self.ledger.stored += 1
+            yield entry
+
+    def beat(self, route: bytes) -> Message:
+        """A sign of life is answered with the state of affairs, so a lost reply heals itself."""
+        peer = self._routes.get(route)
+        return Reset(None) if peer is None else Ack(peer.stored)
+
+    def goodbye(self, route: bytes) -> Message:
+        """The actor leaves: what still waits from it is thrown away, and it is told what was stored."""
+        peer = self._routes.pop(route, None)
+        if peer is None:
+            return Reset(None)
+        if peer.waiting_items:
+            self.ledger.rejected["goodbye"] += peer.waiting_items
+            self._waiting = deque(entry for entry in self._waiting if entry.peer is not peer)
+            peer.waiting_items = peer.waiting_bytes = 0
+        return Farewell(peer.stored)
+
+    def disconnected(self, route: bytes) -> None:
+        """The route is dead; the actor may come back on another one."""
+        self._routes.pop(route, None)
+
+    def malformed(self, error: MalformedError) -> Message:
+        """Books a message that could not be read."""
+        return self._refuse("malformed", str(error), 1)
+
+    def _refuse(self, reason: str, detail: str, count: int) -> Message:
+        self._reject(reason, count)
+        return Refused(reason, detail[:400])
+
+    def _reject(self, reason: str, count: int) -> None:
+        self.ledger.received += count
+        self.ledger.rejected[reason] += count

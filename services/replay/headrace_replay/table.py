@@ -1,0 +1,85 @@
+"""A table of items. Payloads are opaque; ids are 64-bit, ever growing, and never reused."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from headrace.wire.items import Item
+from headrace_replay.limiter import RateLimiter
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An item in a table, and when it came in (seconds of the table's clock)."""
+
+    id: int
+    item: Item
+    inserted_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """What one sample request got: the items, the probability of each draw, and the table's size before it."""
+
+    stored: list[Stored]
+    probabilities: list[float]
+    table_size: int
+
+
+class FifoTable:
+    """A queue: items are drawn once each, oldest first, and leave when drawn.
+
+    Not thread-safe; the shard's lock guards it. `insert` and `draw` must be allowed by `can_insert`, `can_draw`.
+    """
+
+    def __init__(self, name: str, max_items: int, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.name = name
+        self.max_items = max_items
+        self.max_bytes = max_bytes
+        self.limiter = RateLimiter.queue(max_items)
+        self.nbytes = 0
+        self.removed: Counter[str] = Counter()
+        self._clock = clock
+        self._next_id = 1
+        self._items: deque[Stored] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    @property
+    def inserted(self) -> int:
+        return self.limiter.inserts
+
+    @property
+    def sampled(self) -> int:
+        return self.limiter.samples
+
+    def can_insert(self, item: Item) -> bool:
+        """Room by count, by bytes (an item larger than all of it is let into an empty table), and by the limiter."""
+        fits = self.nbytes + item.nbytes <= self.max_bytes or not self._items
+        return fits and self.limiter.can_insert(1)
+
+    def insert(self, item: Item) -> int:
+        """Appends an item and returns its id."""
+        stored = Stored(self._next_id, item, self._clock())
+        self._next_id += 1
+        self._items.append(stored)
+        self.nbytes += item.nbytes
+        self.limiter.inserts += 1
+        return stored.id
+
+    def can_draw(self, count: int) -> bool:
+        return len(self._items) >= count and self.limiter.can_sample(count)
+
+    def draw(self, count: int) -> Draw:
+        """Takes the `count` oldest items out. Each was drawn with certainty."""
+        size = len(self._items)
+        stored = [self._items.popleft() for _ in range(count)]
+        self.nbytes -= sum(entry.item.nbytes for entry in stored)
+        self.limiter.samples += count
+        self.limiter.deletes += count
+        self.removed["sampled"] += count
+        return Draw(stored, [1.0] * count, size)
