@@ -7,9 +7,7 @@ having moved on since, by the V-trace targets of section 4.1.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +16,7 @@ from torch import Tensor
 
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import AgentConfig
-from headrace.models.network import Network, NetworkInput, NetworkOutput, State, step
+from headrace.models.network import Network, NetworkOutput
 from headrace.wire.payload import ArraySpec
 
 
@@ -30,28 +28,21 @@ def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
 # -- acting ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """What the policy answered for N slots at one tick."""
+def act(
+    logits: npt.NDArray[np.float32], random: np.random.Generator
+) -> tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[np.float32]]]:
+    """Samples an action for each slot from the softmax policy.
 
-    action: npt.NDArray[np.int64]  # [N], zero-based
-    behaviour: dict[str, npt.NDArray[np.float32]]  # log_prob [N], logits [N, A]
-    state: State  # after this tick
-
-
-@torch.inference_mode()
-def act(network: Network, inputs: NetworkInput, state: State, random: np.random.Generator) -> Answer:
-    """Samples an action for each slot from the softmax policy."""
-    output, state = step(network, inputs, state)
-    log_probs = torch.log_softmax(output.logits, dim=-1).numpy()
+    logits: [N, A]. Returns the actions [N], zero-based, and what is recorded of them: log_prob [N], logits [N, A].
+    """
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    exponentials = np.exp(shifted)
+    cumulative = np.cumsum(exponentials, axis=1)  # not normalised: cumulative[:, -1] is the sum
     # Inverse of the cumulative distribution; the last action takes what rounding leaves.
-    cumulative = np.cumsum(np.exp(log_probs[:, :-1]), axis=1)
-    action = (random.random((len(log_probs), 1), np.float32) > cumulative).sum(axis=1)
-    return Answer(
-        action=action,
-        behaviour={"log_prob": log_probs[np.arange(len(action)), action], "logits": output.logits.numpy()},
-        state=state,
-    )
+    drawn = random.random((len(logits), 1), np.float32) * cumulative[:, -1:]
+    action: npt.NDArray[np.int64] = (drawn > cumulative[:, :-1]).sum(axis=1)
+    log_prob = np.take_along_axis(shifted, action[:, None], axis=1)[:, 0] - np.log(cumulative[:, -1])
+    return action, {"log_prob": log_prob, "logits": logits}
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
@@ -82,30 +73,35 @@ def vtrace_targets(
     Returns (vs, pg_advantages), both [T, B], without gradient. Ratios are clipped in log space, before exp, so that no
     staleness overflows.
     """
-    if valid is None:
-        valid = torch.ones_like(log_ratios, dtype=torch.bool)
-    rho = torch.where(valid, log_ratios.clamp(max=math.log(clip_rho)).exp(), 0.0)
-    c = torch.where(valid, lambda_ * log_ratios.clamp(max=math.log(clip_c)).exp(), 0.0)
-    pg_rho = torch.where(valid, log_ratios.clamp(max=math.log(clip_pg_rho)).exp(), 0.0)
-    discounts = torch.where(valid, discounts, 0.0)
-    rewards = torch.where(valid, rewards, 0.0)
+    largest_clip = max(clip_rho, clip_c, clip_pg_rho)
+    ratios = log_ratios.clamp(max=math.log(largest_clip)).exp()
+    if valid is not None:
+        invalid = ~valid
+        ratios = ratios.masked_fill(invalid, 0.0)
+        rewards = rewards.masked_fill(invalid, 0.0)
+        discounts = discounts.masked_fill(invalid, 0.0)
+    rho, c, pg_rho = (
+        ratios if clip == largest_clip else ratios.clamp(max=clip) for clip in (clip_rho, clip_c, clip_pg_rho)
+    )
+    # A value behind a discount of 0 is not looked at: 0 * inf would be NaN.
+    ended = discounts == 0
+    decays = discounts * c if lambda_ == 1.0 else discounts * c * lambda_
 
-    next_values = torch.cat([values[1:], bootstrap_value[None]])
-    deltas = torch.where(valid, rho * (rewards + _discounted(discounts, next_values) - values), 0.0)
+    next_values = torch.cat([values[1:], bootstrap_value[None]]).masked_fill(ended, 0.0)
+    deltas = rho * (torch.addcmul(rewards, discounts, next_values) - values)
+    if valid is not None:
+        deltas = deltas.masked_fill(invalid, 0.0)
     correction = torch.zeros_like(bootstrap_value)  # vs - V at the tick after
     corrections = []
-    for delta, decay in zip(reversed(deltas.unbind()), reversed((discounts * c).unbind()), strict=True):
+    for delta, decay in zip(reversed(deltas.unbind()), reversed(decays.unbind()), strict=True):
         correction = torch.addcmul(delta, decay, correction)
         corrections.append(correction)
     vs = values + torch.stack(corrections[::-1])
-    next_vs = torch.cat([vs[1:], bootstrap_value[None]])
-    pg_advantages = torch.where(valid, pg_rho * (rewards + _discounted(discounts, next_vs) - values), 0.0)
+    next_vs = torch.cat([vs[1:], bootstrap_value[None]]).masked_fill(ended, 0.0)
+    pg_advantages = pg_rho * (torch.addcmul(rewards, discounts, next_vs) - values)
+    if valid is not None:
+        pg_advantages = pg_advantages.masked_fill(invalid, 0.0)
     return vs, pg_advantages
-
-
-def _discounted(discounts: Tensor, values: Tensor) -> Tensor:
-    """discounts * values, where a discount of 0 means that the value is not looked at (0 * inf would be NaN)."""
-    return torch.where(discounts != 0, discounts * values, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +118,9 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A batch's loss, its terms as 0-d tensors without gradient, and the targets behind it."""
+    """A batch's loss (0-d, with gradient) and the targets behind it."""
 
     total: Tensor
-    terms: Mapping[str, Tensor]
     targets: Targets
 
 
@@ -140,7 +135,7 @@ def targets(output: NetworkOutput, batch: UnrollBatch, config: AgentConfig) -> T
     log_ratios = log_prob.detach() - batch.behaviour["log_prob"]
     vs, pg_advantages = vtrace_targets(
         log_ratios,
-        torch.where(batch.terminated, 0.0, config.discount),
+        torch.full_like(rewards, config.discount).masked_fill(batch.terminated, 0.0),
         rewards,
         values.detach(),
         output.value[-1].detach(),
@@ -160,24 +155,33 @@ def loss(network: Network, batch: UnrollBatch, config: AgentConfig, entropy_cost
     (IMPALA sums where this averages: learning rates and clip norms carry over only within one convention.)
     """
     parts = targets(evaluate(network, batch), batch, config)
-    ticks = batch.valid.sum().clamp(min=1)
+    per_tick = torch.addcmul(-entropy_cost * parts.entropy, parts.log_prob, parts.pg_advantages, value=-1.0)
+    per_tick = per_tick + (0.5 * config.baseline_cost) * (parts.vs - parts.values).square()
+    total = per_tick.masked_fill(~batch.valid, 0.0).sum() / batch.valid.sum().clamp(min=1)
+    return Loss(total, parts)
 
-    def mean(per_tick: Tensor) -> Tensor:
-        return torch.where(batch.valid, per_tick, 0.0).sum() / ticks
 
-    policy = mean(-parts.log_prob * parts.pg_advantages)
-    baseline = mean(0.5 * (parts.vs - parts.values).square())
-    entropy = mean(parts.entropy)
-    total = policy + config.baseline_cost * baseline - entropy_cost * entropy
-    terms = {"policy": policy.detach(), "baseline": baseline.detach(), "entropy": entropy.detach()}
-    return Loss(total, terms, parts)
+@dataclass(frozen=True, slots=True)
+class Diagnostics:
+    """What to watch of an update. The loss terms come without their costs."""
+
+    policy: float
+    baseline: float
+    entropy: float  # nats
+    clipped_rho_share: float
+    explained_variance: float
 
 
 @torch.no_grad()
-def diagnostics(parts: Targets, batch: UnrollBatch, config: AgentConfig) -> dict[str, Any]:
-    """What to watch: share of clipped rho, and explained variance of the value targets."""
-    vs, values = parts.vs[batch.valid], parts.values[batch.valid]
+def diagnose(parts: Targets, batch: UnrollBatch, config: AgentConfig) -> Diagnostics:
+    """Takes an update's loss apart, over the valid ticks; now and then, since it costs as much as a small loss."""
+    valid = batch.valid
+    vs, values = parts.vs[valid], parts.values[valid]
     variance = vs.var(unbiased=False)
-    explained = 1.0 - (vs - values).var(unbiased=False) / variance if variance > 0 else torch.tensor(0.0)
-    clipped = parts.log_ratios[batch.valid] > math.log(config.clip_rho)
-    return {"clipped_rho_share": clipped.float().mean().item(), "explained_variance": explained.item()}
+    return Diagnostics(
+        policy=(-parts.log_prob * parts.pg_advantages)[valid].mean().item(),
+        baseline=0.5 * (vs - values).square().mean().item(),
+        entropy=parts.entropy[valid].mean().item(),
+        clipped_rho_share=(parts.log_ratios[valid] > math.log(config.clip_rho)).float().mean().item(),
+        explained_variance=(1.0 - (vs - values).var(unbiased=False) / variance).item() if variance > 0 else 0.0,
+    )

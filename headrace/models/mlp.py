@@ -22,7 +22,8 @@ class MLP(Network):
 
     def __init__(self, observation: ArraySpec, num_actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
         super().__init__()
-        self._byte_frames = observation.dtype == "|u1"
+        self.activation = activation
+        self.byte_frames = observation.dtype == "|u1"
         width = math.prod(observation.shape)
         layers: list[nn.Module] = []
         for size in hidden_sizes:
@@ -33,8 +34,13 @@ class MLP(Network):
         self.value = _linear(width, 1, 1.0)
 
     def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
-        features = self.torso(as_float(inputs.observation, self._byte_frames).flatten(1))
+        features = self.torso(as_float(inputs.observation, self.byte_frames).flatten(1))
         return NetworkOutput(self.policy(features), self.value(features).squeeze(-1)), state
+
+    def layer_names(self) -> list[str]:
+        """Parameter prefixes of the affine layers from the observation to the logits, in order."""
+        hidden = [f"torso.{index}" for index, layer in enumerate(self.torso) if isinstance(layer, nn.Linear)]
+        return [*hidden, "policy"]
 
 
 def as_float(observation: Tensor, byte_frames: bool) -> Tensor:

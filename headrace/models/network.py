@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
 State = Mapping[str, Tensor]  # name -> [B, ...], float or integer; zeros mean "the beginning"; empty without memory
@@ -51,14 +50,14 @@ class Network(nn.Module):
 
 def step(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     """One tick with the resets applied *before* the observation is consumed."""
-    keep = ~inputs.first
+    first = inputs.first
     fresh = NetworkInput(
         observation=inputs.observation,
-        first=inputs.first,
-        previous_action=inputs.previous_action * keep,
-        previous_reward=torch.where(keep, inputs.previous_reward, 0.0),
+        first=first,
+        previous_action=inputs.previous_action.masked_fill(first, 0),
+        previous_reward=inputs.previous_reward.masked_fill(first, 0.0),
     )
-    state = {name: torch.where(_as(keep, leaf), leaf, torch.zeros_like(leaf)) for name, leaf in state.items()}
+    state = {name: leaf.masked_fill(_as(first, leaf), 0) for name, leaf in state.items()}
     output: tuple[NetworkOutput, State] = network(fresh, state)
     return output
 

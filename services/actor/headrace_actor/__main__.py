@@ -29,6 +29,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from headrace.agents import vtrace
     from headrace.envs.slots import make_slots
     from headrace.models.build import build_network, state_spec
+    from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.telemetry import health as health_endpoints
     from headrace.telemetry import logs
@@ -56,7 +57,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     described = membership.describe(slots.spaces)
     if described is None:
         return
-    network = build_network(assignment.model, slots.spaces).eval()
+    network = build_network(assignment.model, slots.spaces)
     schema = unroll_schema(
         assignment.agent.unroll_length,
         slots.spaces.observation,
@@ -107,7 +108,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
 
     identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
     observers = Observers(stepped, episode, applied)
-    collector = Collector(slots, network, schema, identity, weights.newest, observers)
+    collector = Collector(slots, make_policy(network), schema, identity, weights.newest, observers)
     try:
         if weights.wait_for_first(health.beat):
             health.ready(True)

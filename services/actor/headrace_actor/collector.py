@@ -13,7 +13,7 @@ from headrace import unroll
 from headrace.agents import vtrace
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots
-from headrace.models.network import Network, NetworkInput, State
+from headrace.models.policy import Policy
 from headrace.unroll import UnrollWriter
 from headrace.wire.items import Item
 from headrace.wire.payload import PayloadSchema
@@ -54,7 +54,7 @@ class Collector:
     """
 
     slots: Slots
-    network: Network
+    policy: Policy
     schema: PayloadSchema
     identity: Identity
     newest: Callable[[], Weights | None]
@@ -71,7 +71,7 @@ class Collector:
         self._valid = np.ones(count, np.bool_)
         self._previous_action = np.zeros(count, np.int64)
         self._previous_reward = np.zeros(count, np.float32)
-        self._state: State = self.network.initial_state(count)
+        self._state = self.policy.initial_state(count)
         self._return = np.zeros(count, np.float64)  # of the running episodes
         self._length = np.zeros(count, np.int64)
 
@@ -81,7 +81,7 @@ class Collector:
         Needs weights: call it once `newest` has some.
         """
         writer = self._writer
-        writer.begin({k: v.numpy() for k, v in self._state.items()}, self._previous_action, self._previous_reward)
+        writer.begin(self._state, self._previous_action, self._previous_reward)
         while not writer.full:
             if stopping():
                 return None
@@ -96,18 +96,13 @@ class Collector:
         assert self._weights is not None
         seen = self._writer.observe(self._observation, self._first)
         started = time.perf_counter()
-        inputs = NetworkInput(
-            observation=torch.from_numpy(seen),
-            first=torch.from_numpy(self._first),
-            previous_action=torch.from_numpy(self._previous_action),
-            previous_reward=torch.from_numpy(self._previous_reward),
-        )
-        answer = vtrace.act(self.network, inputs, self._state, self._random)
+        logits, state = self.policy.step(seen, self._first, self._previous_action, self._previous_reward, self._state)
+        action, behaviour = vtrace.act(logits, self._random)
         inferred = time.perf_counter()
         valid = self._valid
-        self._writer.act(answer.action, answer.behaviour, valid, self._weights.version)
+        self._writer.act(action, behaviour, valid, self._weights.version)
 
-        self._observation, reward, terminated, truncated = self.slots.step(answer.action)
+        self._observation, reward, terminated, truncated = self.slots.step(action)
         stepped = time.perf_counter()
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
         reward = np.where(valid, reward, np.float32(0))
@@ -117,7 +112,7 @@ class Collector:
         ended = terminated | truncated
         self._count(reward, valid, ended)
         self._first, self._valid = ~valid, ~ended
-        self._state, self._previous_action, self._previous_reward = answer.state, answer.action, reward
+        self._state, self._previous_action, self._previous_reward = state, action, reward
         self.observers.stepped(inferred - started, stepped - inferred, int(np.count_nonzero(valid)))
 
     def _apply(self, weights: Weights | None) -> None:
@@ -127,7 +122,7 @@ class Collector:
         if self._weights is not None and weights.version <= self._weights.version:
             return
         started = time.perf_counter()
-        self.network.load_state_dict(weights.parameters, strict=True)
+        self.policy.load(weights.parameters)
         self._weights = weights
         self.observers.applied(weights, time.perf_counter() - started)
 

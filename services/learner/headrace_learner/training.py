@@ -157,25 +157,28 @@ class Training:
         if self._update is None or self._batch is None:
             return {}
         update, metrics = self._update, self.metrics
-        terms = {name: term.item() for name, term in update.loss.terms.items()}
         agent = self.config.agent
+        facts = vtrace.diagnose(update.loss.targets, self._batch, agent)
         entropy_cost = agent.entropy_cost.value(self.trainer.trained_steps)
-        metrics.loss.labels(LossComponent.POLICY).set(terms["policy"])
-        metrics.loss.labels(LossComponent.BASELINE).set(agent.baseline_cost * terms["baseline"])
-        metrics.loss.labels(LossComponent.ENTROPY).set(-entropy_cost * terms["entropy"])
-        metrics.loss.labels(LossComponent.TOTAL).set(update.loss.total.item())
-        metrics.entropy.set(terms["entropy"])
+        total = update.loss.total.item()
+        metrics.loss.labels(LossComponent.POLICY).set(facts.policy)
+        metrics.loss.labels(LossComponent.BASELINE).set(agent.baseline_cost * facts.baseline)
+        metrics.loss.labels(LossComponent.ENTROPY).set(-entropy_cost * facts.entropy)
+        metrics.loss.labels(LossComponent.TOTAL).set(total)
+        metrics.entropy.set(facts.entropy)
         metrics.gradient_norm.set(update.gradient_norm)
         metrics.learning_rate.set(update.lr)
-        facts = vtrace.diagnostics(update.loss.targets, self._batch, agent)
-        metrics.clipped_rho_share.set(facts["clipped_rho_share"])
-        metrics.explained_variance.set(facts["explained_variance"])
+        metrics.clipped_rho_share.set(facts.clipped_rho_share)
+        metrics.explained_variance.set(facts.explained_variance)
         return {
-            "loss": update.loss.total.item(),
-            **{f"loss_{name}": value for name, value in terms.items()},
+            "loss": total,
+            "loss_policy": facts.policy,
+            "loss_baseline": facts.baseline,
+            "entropy": facts.entropy,
+            "clipped_rho_share": facts.clipped_rho_share,
+            "explained_variance": facts.explained_variance,
             "gradient_norm": update.gradient_norm,
             "lr": update.lr,
-            **facts,
         }
 
     def checkpoint(self) -> None:
