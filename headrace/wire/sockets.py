@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+import numpy as np
+import numpy.typing as npt
 import zmq
 
 from headrace.errors import ConfigError
@@ -59,9 +59,12 @@ def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
 
 def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> bool:
     """Sends one message without waiting; False if the peer is gone or does not read."""
+    last = len(frames) - 1
     try:
-        socket.send_multipart(frames, flags=zmq.DONTWAIT, copy=False)
-    except zmq.ZMQError as error:
+        for index, frame in enumerate(frames):  # not send_multipart, which looks at every frame twice
+            flags = zmq.DONTWAIT | zmq.SNDMORE if index < last else zmq.DONTWAIT
+            socket.send(frame, flags, len(frame) < COPY_BELOW_BYTES)
+    except zmq.ZMQError as error:  # of the first frame: a message goes as a whole or not at all
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False
         raise
@@ -88,18 +91,30 @@ def receive(socket: zmq.Socket[bytes]) -> list[Frame] | None:
     return frames
 
 
-class Waker:
-    """Wakes a thread that waits in a poller: register `fd`, call `wake` from anywhere, `clear` once awake."""
+def receive_header(socket: zmq.Socket[bytes]) -> bytes | None:
+    """The first frame of the next message, or None if there is none now. Then call one of the two below."""
+    try:
+        return socket.recv(zmq.DONTWAIT)
+    except zmq.Again:
+        return None
 
-    def __init__(self) -> None:
-        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
-    def wake(self) -> None:
-        os.eventfd_write(self.fd, 1)
+def receive_rows(socket: zmq.Socket[bytes], rows: Iterable[npt.NDArray[np.uint8]]) -> None:
+    """Receives the message's other frames, each straight into one row. MalformedError if they do not fit exactly."""
+    fitting = True
+    for row in rows:
+        if not socket.get(zmq.RCVMORE):
+            raise MalformedError("a message of too few frames")
+        fitting = socket.recv_into(row.data, flags=zmq.DONTWAIT) == row.nbytes and fitting
+    excess = skip_frames(socket)
+    if excess or not fitting:
+        raise MalformedError(f"{excess} frames too many" if excess else "a frame of the wrong length")
 
-    def clear(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_read(self.fd)
 
-    def close(self) -> None:
-        os.close(self.fd)
+def skip_frames(socket: zmq.Socket[bytes]) -> int:
+    """Throws away what is left of the message; returns how many frames that was."""
+    skipped = 0
+    while socket.get(zmq.RCVMORE):
+        socket.recv_into(bytearray(), flags=zmq.DONTWAIT)
+        skipped += 1
+    return skipped

@@ -82,7 +82,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     )
     weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping)
     lifetime.on_stop(weights.cancel)
-    lifetime.thread("items", stream.run)
+    lifetime.thread("keeper", partial(stream.keep, lifetime.stopping))
     lifetime.thread("weights", weights.run)
     lifetime.thread("reports", partial(membership.report_forever, stream.ledger))
 

@@ -1,4 +1,9 @@
-"""Delivers an actor's items to its replay shard: a thread that owns the socket, beats, reconnects and resends."""
+"""Delivers an actor's items to its replay shard: window, beats, reconnection and resending over one socket.
+
+The stepping thread drives it itself, whenever it puts items or waits for room: a thread of its own would fight it for
+the interpreter at every frame. A keeper thread steps in when the environment takes long, so that the actor never falls
+silent. One lock guards it all, the socket included.
+"""
 
 from __future__ import annotations
 
@@ -43,6 +48,7 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 3.0  # at most, for what is held when the actor leaves
 FLUSH_IDLE_S = 0.3  # without an acknowledgement: the table is full and nobody draws
 FAREWELL_S = 1.0  # for the shard's answer to Goodbye
+_WAIT_MS = 100  # for a message, until timers are looked at
 
 
 @dataclass(frozen=True)
@@ -69,217 +75,176 @@ class ItemLedger:
 
 
 class ItemStream:
-    """The item path of one actor. `put` and `wait_for_room` are for the stepping thread, `run` is the stream's own.
+    """The item path of one actor. Thread-safe. The shard's address is resolved anew at each reconnection.
 
-    The shard's address is resolved anew at each reconnection.
+    Any method raises ComponentLost once the shard has refused this actor.
     """
 
     def __init__(self, introduction: Introduction, metrics: ActorMetrics) -> None:
         self._me = introduction
         self._metrics = metrics
         self._window = Window(introduction.table)
-        self._changed = threading.Condition()  # guards the window
-        self._waker = sockets.Waker()
+        self._lock = threading.Lock()
         self._context = zmq.Context[zmq.Socket[bytes]](io_threads=1)
-        self._socket: zmq.Socket[bytes]
-        self._poller: zmq.Poller
-        self._leaving_since: float | None = None
+        self._socket = sockets.connect(self._context, introduction.address)
+        now = time.monotonic()
+        self._heard_at = self._lost_at = self._progress_at = now
+        self._spoke_at = now - BEAT_S
+        self._farewell = False
         self._closed = False
 
-    # -- the stepping thread -----------------------------------------------------------------------------------
-
     def put(self, items: Sequence[Item]) -> None:
-        """Takes items for delivery; never waits (see `wait_for_room`)."""
-        with self._changed:
+        """Takes items for delivery and sends what the credit allows; never waits (see `wait_for_room`)."""
+        with self._lock:
             self._window.add(items)
-            self._metrics.unrolls_held.set(self._window.held)
-        self._metrics.unrolls_made.inc(len(items))
-        self._waker.wake()
+            self._metrics.unrolls_made.inc(len(items))
+            self._step()
 
     def wait_for_room(self, count: int, stopping: threading.Event, beat: Callable[[], None]) -> bool:
         """Waits until the window has room for `count` more items; False if `stopping` was set first."""
-        with self._changed:
-            if self._window.room(count):
-                return not stopping.is_set()
-            started = time.monotonic()
-            while not self._window.room(count) and not stopping.is_set():
-                self._changed.wait(0.1)
-                beat()
-                now = time.monotonic()
-                self._metrics.blocked_seconds.inc(now - started)
-                started = now
-        return not stopping.is_set()
+        started = time.monotonic()
+        waited = False
+        while not stopping.is_set():
+            with self._lock:
+                self._step()
+                if self._window.room(count):
+                    if waited:
+                        self._metrics.blocked_seconds.inc(time.monotonic() - started)
+                    return True
+                self._socket.poll(_WAIT_MS)
+            waited = True
+            beat()
+        return False
+
+    def keep(self, stopping: threading.Event) -> None:
+        """The keeper thread: beats, reconnects and resends while the stepping thread is busy elsewhere."""
+        while not stopping.wait(BEAT_S / 2):
+            with self._lock:
+                if self._closed:
+                    return
+                self._step()
 
     def ledger(self) -> ItemLedger:
-        with self._changed:
+        with self._lock:
             window = self._window
             return ItemLedger(window.made, window.acknowledged, window.held, dict(window.dropped))
 
     def leave(self) -> None:
-        """Flushes as far as the shard admits, says Goodbye and drops the rest. Returns once `run` has ended."""
-        with self._changed:
-            if self._leaving_since is None:
-                self._leaving_since = time.monotonic()
-        self._waker.wake()
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed, FLUSH_S + FAREWELL_S + 1.0)
-            self._drop(DropReason.STOPPED)
-
-    # -- the stream's thread -----------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Delivers until `leave`. Raises ComponentLost if the shard refuses this actor."""
-        try:
-            self._connect()
-            self._deliver()
-        finally:
-            self._socket.close()
-            self._context.term()
-            with self._changed:
+        """Flushes as far as the shard admits, says Goodbye, drops the rest and closes. Takes a few seconds at most."""
+        with self._lock:
+            try:
+                self._flush()
+            finally:
+                self._drop(DropReason.STOPPED)
                 self._closed = True
-                self._changed.notify_all()
+                self._socket.close()
+                self._context.term()
 
-    def _deliver(self) -> None:
-        heard_at = lost_at = progress_at = time.monotonic()
-        spoke_at = 0.0
-        goodbye_at: float | None = None
-        while True:
-            self._poller.poll(int(HELLO_S * 1000))
-            self._waker.clear()
+    # -- under the lock ----------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        started = time.monotonic()
+        while self._window.held or self._window.max_items == 0:
+            self._step()
             now = time.monotonic()
-            for message in self._received():
-                heard_at = lost_at = now
-                if isinstance(message, Farewell):
-                    return
-                if self._on_message(message):
-                    progress_at = now
-            with self._changed:
-                if now - heard_at > SILENCE_S:
-                    logger.warning("replay at %s is silent; connecting again", self._me.address)
-                    self._metrics.reconnects.labels(Peer.REPLAY).inc()
-                    self._window.disconnected()
-                    self._reconnect()
-                    heard_at, spoke_at = now, 0.0
-                if now - lost_at > self._me.patience_s:
-                    dropped = self._drop(DropReason.IN_DOUBT)
-                    lost_at = now
-                    if dropped:
-                        logger.error("replay stayed away for %.0f s: dropped %d unrolls", self._me.patience_s, dropped)
-                credited = self._window.max_items > 0
-                leaving = self._leaving_since
-                settled = not self._window.held
-            if not credited:
-                if now - spoke_at >= HELLO_S:
-                    self._hello()
-                    spoke_at = now
-                if leaving is not None and now - leaving > FLUSH_IDLE_S:
-                    return  # not connected: nothing can be flushed
-                continue
-            if self._send_unsent():
-                spoke_at = now
-            if now - spoke_at >= BEAT_S:
-                self._send(Beat())
-                spoke_at = now
-            if leaving is None:
-                continue
-            idle_s, flushed_s = now - max(progress_at, leaving), now - leaving
-            if goodbye_at is None and (settled or idle_s > FLUSH_IDLE_S or flushed_s > FLUSH_S):
-                self._send(Goodbye())
-                goodbye_at = now
-            if goodbye_at is not None and now - goodbye_at > FAREWELL_S:
-                return
+            if now - max(self._progress_at, started) > FLUSH_IDLE_S or now - started > FLUSH_S:
+                break
+            self._socket.poll(_WAIT_MS)
+        if self._window.max_items == 0:
+            return  # not connected: there is nobody to say it to
+        self._send(Goodbye())
+        started = time.monotonic()
+        while not self._farewell and time.monotonic() - started < FAREWELL_S:
+            self._socket.poll(_WAIT_MS)
+            self._receive()
 
-    def _received(self) -> list[Any]:
-        messages: list[Any] = []
+    def _step(self) -> None:
+        """Takes in what has arrived, then does what is due."""
+        self._receive()
+        now = time.monotonic()
+        window = self._window
+        if now - self._heard_at > SILENCE_S:
+            logger.warning("replay at %s is silent; connecting again", self._me.address)
+            self._metrics.reconnects.labels(Peer.REPLAY).inc()
+            window.disconnected()
+            self._socket.close()
+            self._socket = sockets.connect(self._context, self._me.address)
+            self._heard_at, self._spoke_at = now, now - BEAT_S
+        if now - self._lost_at > self._me.patience_s:
+            self._lost_at = now
+            dropped = self._drop(DropReason.IN_DOUBT)
+            if dropped:
+                logger.error("replay stayed away for %.0f s: dropped %d unrolls", self._me.patience_s, dropped)
+        if window.max_items == 0:
+            if now - self._spoke_at >= HELLO_S:
+                me = self._me
+                self._send(Hello(PROTOCOL, me.run, me.actor, me.lease, window.base, me.schema))
+                self._spoke_at = now
+            return
+        if self._send_unsent():
+            self._spoke_at = now
+        elif now - self._spoke_at >= BEAT_S:
+            self._send(Beat())
+            self._spoke_at = now
+
+    def _receive(self) -> None:
         while True:
             try:
                 frames = sockets.receive(self._socket)
                 if frames is None:
-                    return messages
-                message = decode(frames[0], TO_ACTOR)
+                    return
+                self._heard_at = self._lost_at = time.monotonic()
+                self._on_message(decode(frames[0], TO_ACTOR))
             except MalformedError as error:
                 warn_every(logger, "malformed", 10, "ignored a message from replay: %s", error)
-                continue
-            messages.append(message)
-            if isinstance(message, Farewell):
-                with self._changed:
-                    self._acknowledge(message)
-                return messages
 
-    def _on_message(self, message: Any) -> bool:
-        """Books a message; True if it brought items or the connection forward."""
-        if isinstance(message, Refused):
-            raise ComponentLost(f"replay at {self._me.address} refuses this actor ({message.reason}): {message.detail}")
-        with self._changed:
-            match message:
-                case Ack():
-                    return self._acknowledge(message)
-                case Credit():
-                    first = self._window.max_items == 0 and message.window_items > 0
-                    if first:
-                        logger.info(
-                            "replay at %s grants a window of %d unrolls", self._me.address, message.window_items
-                        )
-                    if first or message.boot != self._window.boot:
-                        self._window.on_credit(message)
-                        self._changed.notify_all()
-                    return first
-                case Reset(expected=None):
-                    self._window.disconnected()  # the shard does not know this connection: introduce it
-                case Reset():
-                    self._window.on_reset(message)
-        return False
-
-    def _acknowledge(self, message: Ack | Farewell) -> bool:
-        settled = self._window.on_ack(message)
-        if settled:
-            self._metrics.unrolls_acknowledged.inc(settled)
-            self._metrics.unrolls_held.set(self._window.held)
-            self._changed.notify_all()
-        return settled > 0
+    def _on_message(self, message: Any) -> None:
+        window = self._window
+        match message:
+            case Refused():
+                raise ComponentLost(
+                    f"replay at {self._me.address} refuses this actor ({message.reason}): {message.detail}"
+                )
+            case Ack() | Farewell():
+                settled = window.on_ack(message)
+                if settled:
+                    self._progress_at = self._heard_at
+                    self._metrics.unrolls_acknowledged.inc(settled)
+                    self._metrics.unrolls_held.set(window.held)
+                self._farewell = isinstance(message, Farewell)
+            case Credit() if window.max_items == 0 and message.window_items > 0:
+                logger.info("replay at %s grants a window of %d unrolls", self._me.address, message.window_items)
+                window.on_credit(message)
+                self._progress_at = self._heard_at
+            case Reset(expected=None):
+                window.disconnected()  # the shard does not know this connection: introduce it
+            case Reset():
+                window.on_reset(message)
 
     def _drop(self, reason: DropReason) -> int:
         dropped = self._window.drop_all(reason)
         if dropped:
             self._metrics.unrolls_dropped.labels(reason).inc(dropped)
             self._metrics.unrolls_held.set(0)
-            self._changed.notify_all()
         return dropped
 
     def _send_unsent(self) -> bool:
+        window, metrics = self._window, self._metrics
         sent = False
         while True:
-            with self._changed:
-                resent = self._window.resent
-                before = self._window.sent
-                frames = self._window.take_unsent()
-                resent = self._window.resent - resent
+            before, resent_before = window.sent, window.resent
+            frames = window.take_unsent()
             if frames is None:
                 return sent
             if not sockets.send(self._socket, frames):
-                with self._changed:
-                    self._window.sent = before  # the socket is full: once more after the next poll
+                window.sent = before  # the socket is full: once more at the next step
                 return sent
             sent = True
-            self._metrics.unrolls_resent.inc(resent)
-            self._metrics.unrolls_sent.inc(len(frames) - 1 - resent)
-            self._metrics.sent_bytes.inc(sum(len(frame) for frame in frames[1:]))
-
-    def _hello(self) -> None:
-        me = self._me
-        with self._changed:
-            seq = self._window.base
-        self._send(Hello(PROTOCOL, me.run, me.actor, me.lease, seq, me.schema))
+            resent = window.resent - resent_before
+            metrics.unrolls_resent.inc(resent)
+            metrics.unrolls_sent.inc(len(frames) - 1 - resent)
+            metrics.unrolls_held.set(window.held)
+            metrics.sent_bytes.inc(sum(len(frame) for frame in frames[1:]))
 
     def _send(self, message: Message) -> None:
         sockets.send(self._socket, [encode(message)])  # what does not get through is said again
-
-    def _connect(self) -> None:
-        self._socket = sockets.connect(self._context, self._me.address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._waker.fd, zmq.POLLIN)
-
-    def _reconnect(self) -> None:
-        self._socket.close()
-        self._connect()

@@ -118,7 +118,6 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             prefetch=config.learner.prefetch,
         )
         loader = Loader(source, schema, metrics, pinned=device.type == "cuda")
-        lifetime.thread("loader", loader.run)
         lifetime.thread("replay-link", partial(link.run, loader.drawn_from))
         account = Account(config, trainer, roster, link, loader)
         recorder = Recorder(folder.path, config.telemetry.tensorboard)
@@ -138,11 +137,13 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         )
         outcome = training.train()
         trained_until = time.monotonic()
-        loader.finish()
+        loader.finish(timeout_s=0.0)
         if outcome != "stopped":
             metrics.complete.set(1)
             logger.info("complete (%s): serving weights and metrics until told to leave", outcome)
-        while not lifetime.stopping.wait(0.5):
+        while not lifetime.stopping.is_set():
+            loader.finish(timeout_s=0.1)
+            lifetime.stopping.wait(0.1)
             health.beat()
             roster.expire()
         lifetime.check()
@@ -151,7 +152,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         if args.summary_json is not None:
             args.summary_json.write_text(json.dumps(summary, indent=1) + "\n")
         recorder.close()
-        loader.stop()
+        loader.close()
     finally:
         health.ready(False)
         server.stop(grace_s=0.1)
@@ -176,8 +177,7 @@ def settle(link: ReplayLink, loader: Loader, limit_s: float = 2.0) -> None:
         ledger = link.ledger()
         if loader.drawn >= ledger.removed["sampled"] + ledger.unknown:
             break
-        time.sleep(0.02)
-    loader.finish()
+        loader.finish(timeout_s=0.02)
 
 
 if __name__ == "__main__":

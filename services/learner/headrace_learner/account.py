@@ -52,7 +52,6 @@ class Account:
         self._started_at = time.monotonic()
         self._first_at: float | None = None  # when the first batch had been trained
         self._first_steps = 0
-        self.trained_items = 0
         self._lag = Lag()  # since the start
         self._recent_lag = Lag()  # since the last record
         self._recent_at = self._started_at
@@ -63,9 +62,8 @@ class Account:
     def wall_s(self) -> float:
         return time.monotonic() - self._started_at
 
-    def trained(self, items: int, lags: npt.NDArray[np.int64]) -> None:
-        """Books one applied update over `items` items with these lags [B]."""
-        self.trained_items += items
+    def trained(self, lags: npt.NDArray[np.int64]) -> None:
+        """Books one applied update over items with these lags [B]."""
         self._lag.add(lags)
         self._recent_lag.add(lags)
         if self._first_at is None:
@@ -132,9 +130,9 @@ class Account:
                 "replay": replay.as_dict(),
                 "learner": {
                     "drawn": drawn,
-                    "trained": self.trained_items,
+                    "trained": self._loader.trained,
                     "queued": self._loader.queued,
-                    "discarded": self._loader.discarded(),
+                    "discarded": dict(self._loader.discarded),
                     # Drawn by this run at replay, and never seen here: by an earlier start that was killed.
                     "unknown": max(0, replay.removed["sampled"] + replay.unknown - drawn),
                 },

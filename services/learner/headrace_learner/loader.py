@@ -1,10 +1,12 @@
-"""Draws batches ahead of the trainer: a thread that asks replay, receives, and copies each payload once."""
+"""Draws batches ahead of the trainer: asks replay early, and receives each payload straight into its batch.
+
+No thread: what is asked for travels while the trainer computes, in ZeroMQ's own thread, and only the copy into the
+batch buffer is left to be done. A Python thread for it would fight the trainer for the interpreter at every frame.
+"""
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -56,11 +58,9 @@ class Source:
 
 @dataclass(frozen=True)
 class LoadedBatch:
-    """B items in one buffer, and what their header said."""
+    """B items in the loader's buffer, and what their header said."""
 
-    buffer: Buffer  # [B, payload_bytes]; give it back with `release`
-    views: dict[str, npt.NDArray[Any]]  # of the buffer, [B, *shape] each
-    boot: int
+    views: dict[str, npt.NDArray[Any]]  # [B, *shape] each
     ids: npt.NDArray[np.int64]  # [B]
     probabilities: npt.NDArray[np.float64]  # [B]
     table_size: int
@@ -70,190 +70,148 @@ class LoadedBatch:
 
 
 class Loader:
-    """Keeps `prefetch` batches asked for or ready. `next` and `release` are the training thread's, `run` its own."""
+    """Keeps `prefetch` batches asked for. For the training thread only; nothing in here waits longer than it is told.
+
+    drawn = trained + queued + sum(discarded): `queued` are the items of batches that were given out by `next` and not
+    yet settled by `trained` or `discard`.
+    """
 
     def __init__(self, source: Source, schema: PayloadSchema, metrics: LearnerMetrics, *, pinned: bool = False) -> None:
         self._source = source
-        self._schema = schema
         self._metrics = metrics
-        self._ready: queue.SimpleQueue[LoadedBatch] = queue.SimpleQueue()
-        self._free: list[Buffer] = [self._allocate(pinned) for _ in range(source.prefetch + 2)]
+        self._buffer = self._allocate(schema, pinned)
+        self._views = schema.views(self._buffer)
+        self._rows = list(self._buffer)
         self._outstanding: dict[int, float] = {}  # request id -> when it was sent last
         self._next_request = 0
-        self._demand = source.prefetch  # batches that may be asked for now
-        self._lock = threading.Lock()
-        self._waker = sockets.Waker()
         self._context = zmq.Context[zmq.Socket[bytes]](io_threads=1)
-        self._socket: zmq.Socket[bytes]
-        self._poller: zmq.Poller
-        self._drawn: Counter[int] = Counter()  # by boot
-        self._discarded: Counter[str] = Counter()
+        self._socket = sockets.connect(self._context, source.address)
+        self._heard_at = self._spoke_at = time.monotonic()
         self._finishing = False
-        self._stopping = threading.Event()
-
-    # -- the training thread -----------------------------------------------------------------------------------
+        self._drawn: Counter[int] = Counter()  # by boot
+        self.trained = 0
+        self.discarded: Counter[str] = Counter()
 
     def next(self, timeout_s: float) -> LoadedBatch | None:
-        """The next batch, or None if there was none in time."""
-        try:
-            batch = self._ready.get(timeout=timeout_s)
-        except queue.Empty:
-            return None
-        with self._lock:
-            self._demand += 1
-        self._waker.wake()
-        return batch
+        """The next batch, or None if there was none in time. It is valid until the next call.
 
-    def release(self, batch: LoadedBatch) -> None:
-        """Gives a batch's buffer back once nothing reads it any more."""
-        self._free.append(batch.buffer)
+        Raises ComponentLost if the shard serves a later start of this run.
+        """
+        deadline = time.monotonic() + timeout_s
+        while True:
+            self._ask()
+            batch = self._receive()
+            if batch is not None:
+                self._ask()  # for another one, before this one is trained on
+                return batch
+            left_s = deadline - time.monotonic()
+            if left_s <= 0:
+                return None
+            self._socket.poll(min(round(1000 * left_s), _WAIT_MS))
+
+    def book_trained(self, count: int) -> None:
+        """Books items that were trained on."""
+        self.trained += count
+        self._metrics.items_trained.inc(count)
 
     def discard(self, count: int, reason: DiscardReason) -> None:
         """Books drawn items that will not be trained on."""
-        with self._lock:
-            self._discarded[reason] += count
+        self.discarded[reason] += count
         self._metrics.items_discarded.labels(reason).inc(count)
 
-    def finish(self) -> None:
-        """Asks for nothing more; what still arrives, and what is ready, is discarded."""
+    def finish(self, timeout_s: float) -> None:
+        """Asks for nothing more, and discards what still arrives within the time."""
         self._finishing = True
-        while (batch := self.next(0.0)) is not None:
+        while self._outstanding and (batch := self.next(timeout_s)) is not None:
             self.discard(len(batch.ids), DiscardReason.STOPPED)
-            self.release(batch)
 
-    def stop(self) -> None:
-        self._stopping.set()
-        self._waker.wake()
+    def close(self) -> None:
+        self._socket.close()
+        self._context.term()
 
     @property
     def drawn(self) -> int:
-        with self._lock:
-            return sum(self._drawn.values())
+        return sum(self._drawn.values())
 
     def drawn_from(self, boot: int) -> int:
-        with self._lock:
-            return self._drawn[boot]
-
-    def discarded(self) -> dict[str, int]:
-        with self._lock:
-            return dict(self._discarded)
+        return self._drawn[boot]
 
     @property
     def queued(self) -> int:
-        """Items that are ready and not taken."""
-        return self._ready.qsize() * self._source.batch_size
+        """Items that were drawn and are neither trained on nor discarded yet."""
+        return self.drawn - self.trained - sum(self.discarded.values())
 
-    # -- the loader's thread -----------------------------------------------------------------------------------
-
-    def run(self) -> None:
-        """Loads until `stop`. Raises ComponentLost if the shard serves a later epoch."""
-        self._connect()
-        heard_at = spoke_at = time.monotonic()
-        try:
-            while not self._stopping.is_set():
-                now = time.monotonic()
-                if self._ask(now) or now - spoke_at >= BEAT_S:
-                    self._send(Beat())
-                    spoke_at = now
-                self._poller.poll(_WAIT_MS)
-                self._waker.clear()
-                while self._receive():
-                    heard_at = time.monotonic()
-                if time.monotonic() - heard_at > SILENCE_S:
-                    warn_every(logger, "silent", 5, "replay at %s is silent; connecting again", self._source.address)
-                    self._metrics.reconnects.labels(Peer.REPLAY).inc()
-                    self._socket.close()
-                    self._connect()
-                    self._outstanding = dict.fromkeys(self._outstanding, 0.0)
-                    heard_at = time.monotonic()
-        finally:
-            self._socket.close()
-            self._context.term()
-
-    def _ask(self, now: float) -> bool:
-        """Sends new requests as the demand allows, and old ones again. Whether a beat is due with an old one."""
-        if not self._finishing:
-            with self._lock:
-                new, self._demand = self._demand, 0
-            for _ in range(new):
-                self._outstanding[self._next_request] = 0.0
-                self._next_request += 1
-        again = False
+    def _ask(self) -> None:
+        """Sends new requests as far as prefetch allows, and old ones again; beats; opens a silent socket anew."""
+        now = time.monotonic()
+        source = self._source
+        while not self._finishing and len(self._outstanding) < source.prefetch:
+            self._outstanding[self._next_request] = -ASK_AGAIN_S
+            self._next_request += 1
         for request, sent_at in self._outstanding.items():
-            if now - sent_at < ASK_AGAIN_S:
-                continue
-            again = again or sent_at > 0
-            self._outstanding[request] = now
-            source = self._source
-            oldest = min(self._outstanding)
-            self._send(Sample(PROTOCOL, source.run, source.epoch, request, oldest, source.table, source.batch_size))
-        return again
+            if now - sent_at >= ASK_AGAIN_S:
+                oldest = next(iter(self._outstanding))
+                self._send(Sample(PROTOCOL, source.run, source.epoch, request, oldest, source.table, source.batch_size))
+                self._outstanding[request] = now
+        if now - self._spoke_at >= BEAT_S:
+            self._send(Beat())
+            self._spoke_at = now
+        if now - self._heard_at > SILENCE_S and not self._socket.poll(0):
+            warn_every(logger, "silent", 5, "replay at %s is silent; connecting again", source.address)
+            self._metrics.reconnects.labels(Peer.REPLAY).inc()
+            self._socket.close()
+            self._socket = sockets.connect(self._context, source.address)
+            self._outstanding = dict.fromkeys(self._outstanding, -ASK_AGAIN_S)
+            self._heard_at = now
 
-    def _receive(self) -> bool:
-        """Takes one message in; False if there is none."""
-        try:
-            frames = sockets.receive(self._socket)
-            if frames is None:
-                return False
-            message = decode(frames[0], TO_LEARNER)
-            if isinstance(message, Batch):
-                self._load(message, frames[1:])
-            elif isinstance(message, Refused):
-                if message.reason == "epoch":
-                    raise ComponentLost(f"replay serves another start of this run: {message.detail}")
-                warn_every(logger, message.reason, 5, "replay refused a request: %s", message.detail)
-        except MalformedError as error:
-            warn_every(logger, "malformed", 10, "ignored a message from replay: %s", error)
-        return True
+    def _receive(self) -> LoadedBatch | None:
+        """Takes in what has arrived, up to the next batch."""
+        while (frame := sockets.receive_header(self._socket)) is not None:
+            self._heard_at = time.monotonic()
+            try:
+                message: Any = decode(frame, TO_LEARNER)
+                if isinstance(message, Batch):
+                    batch = self._load(message)
+                    if batch is not None:
+                        return batch
+                elif isinstance(message, Refused):
+                    if message.reason == "epoch":
+                        raise ComponentLost(f"replay serves another start of this run: {message.detail}")
+                    warn_every(logger, message.reason, 5, "replay refused a request: %s", message.detail)
+            except MalformedError as error:
+                warn_every(logger, "malformed", 10, "ignored a message from replay: %s", error)
+            sockets.skip_frames(self._socket)
+        return None
 
-    def _load(self, header: Batch, payloads: list[sockets.Frame]) -> None:
+    def _load(self, header: Batch) -> LoadedBatch | None:
         if self._outstanding.pop(header.request, None) is None:
-            return  # a copy of a reply that was taken already
+            return None  # a copy of a reply that was taken already
         count = len(header.ids)
-        with self._lock:
-            self._drawn[header.boot] += count
+        self._drawn[header.boot] += count
         self._metrics.items_drawn.inc(count)
-        if self._finishing:
-            self.discard(count, DiscardReason.STOPPED)
-            return
         started = time.perf_counter()
-        buffer = self._free.pop()
         try:
-            if count != len(buffer) or header.codec != "none":
-                raise ValueError(f"{count} items with codec {header.codec!r}")
-            self._schema.fill(buffer, payloads)
-        except ValueError as error:
-            logger.error("a batch does not fit the schema: %s", error)
-            self._free.append(buffer)
+            if count != len(self._rows) or header.codec != "none":
+                raise MalformedError(f"{count} items with codec {header.codec!r}")
+            sockets.receive_rows(self._socket, self._rows)
+        except MalformedError:
             self.discard(count, DiscardReason.MALFORMED)
-            with self._lock:
-                self._demand += 1
-            return
-        self._ready.put(
-            LoadedBatch(
-                buffer=buffer,
-                views=self._schema.views(buffer),
-                boot=header.boot,
-                ids=header.ids,
-                probabilities=header.probabilities,
-                table_size=header.table_size,
-                new_ticks=header.new_ticks,
-                versions=header.versions,
-                copy_s=time.perf_counter() - started,
-            )
+            raise
+        return LoadedBatch(
+            views=self._views,
+            ids=header.ids,
+            probabilities=header.probabilities,
+            table_size=header.table_size,
+            new_ticks=header.new_ticks,
+            versions=header.versions,
+            copy_s=time.perf_counter() - started,
         )
 
     def _send(self, message: Message) -> None:
         sockets.send(self._socket, [encode(message)])  # what does not get through is said again
 
-    def _connect(self) -> None:
-        self._socket = sockets.connect(self._context, self._source.address)
-        self._poller = zmq.Poller()
-        self._poller.register(self._socket, zmq.POLLIN)
-        self._poller.register(self._waker.fd, zmq.POLLIN)
-
-    def _allocate(self, pinned: bool) -> Buffer:
-        shape = (self._source.batch_size, self._schema.payload_bytes)
+    def _allocate(self, schema: PayloadSchema, pinned: bool) -> Buffer:
         if pinned:
+            shape = (self._source.batch_size, schema.payload_bytes)
             return torch.empty(shape, dtype=torch.uint8, pin_memory=True).numpy()
-        return np.zeros(shape, np.uint8)
+        return schema.allocate(self._source.batch_size)

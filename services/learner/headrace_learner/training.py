@@ -86,10 +86,10 @@ class Training:
         update = trainer.update(batch, int(loaded.new_ticks.sum()))
         self._update, self._batch = update, batch
         if update.applied:
-            self.account.trained(count, lags)
+            self.account.trained(lags)
             metrics.updates.inc()
             metrics.ticks_trained.inc(int(loaded.new_ticks.sum()))
-            metrics.items_trained.inc(count)
+            self.loader.book_trained(count)
             limit = self.config.learner.clip_norm
             if limit is not None and update.gradient_norm > limit:
                 metrics.gradients_clipped.inc()
@@ -108,7 +108,6 @@ class Training:
         age_s = self.publisher.age_s(unpack_version(int(loaded.versions.min()))[1])
         if age_s is not None:
             metrics.policy_lag_seconds.observe(age_s)
-        self.loader.release(loaded)
 
     def _lags(self, versions: Ints) -> Ints:
         """Updates since the weights that acted [B]; 0 for weights of an earlier start that was ahead."""
@@ -187,7 +186,7 @@ class Training:
             return
         started = time.perf_counter()
         tensors, facts = self.trainer.state()
-        facts |= {"run": self.run, "epoch": self.publisher.epoch, "trained_items": self.account.trained_items}
+        facts |= {"run": self.run, "epoch": self.publisher.epoch}
         facts |= {"episodes": self.roster.episodes, "returns": self.roster.returns()}
         try:
             path = self.checkpoints.save(self.trainer.updates, tensors, facts)
