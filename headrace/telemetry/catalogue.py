@@ -154,7 +154,10 @@ class ReplayMetrics(ServerMetrics):
         self.waiting = gauge("waiting", "items", "Items received that the rate limiter has not admitted yet")
         self.removed = counter("removed_total", "items", "Items that left the table", {"reason": RemoveReason})
         self.insert_wait_seconds = histogram(
-            "insert_wait_seconds", "seconds", "From an item's receipt until the rate limiter admitted it", SLOW_SECONDS
+            "insert_wait_seconds",
+            "seconds",
+            "From receipt until admitted by the rate limiter, the longest of each turn",
+            SLOW_SECONDS,
         )
 
         self.sampled = counter("sampled_total", "items", "Items drawn, each time anew")

@@ -17,7 +17,3 @@ class Item:
     payload: bytes | memoryview
     new_ticks: int
     version: int
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.payload)

@@ -16,8 +16,13 @@ from headrace.wire.payload import MAX_PAYLOAD_BYTES
 HIGH_WATER_MARK = 1024
 HEARTBEAT_INTERVAL_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
-MAX_FRAMES = 1 + 1024  # header and payloads of one message
+MAX_FRAMES = 2 + 1024  # routing id, header and payloads of one message
 COPY_BELOW_BYTES = 1 << 16  # smaller frames are cheaper to copy than to track
+
+# As integers: arithmetic on pyzmq's enums takes longer than sending a small frame.
+_NOW = int(zmq.DONTWAIT)
+_MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
+_RCVMORE = int(zmq.RCVMORE)
 
 Frame = bytes | memoryview
 
@@ -62,8 +67,7 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> bool:
     last = len(frames) - 1
     try:
         for index, frame in enumerate(frames):  # not send_multipart, which looks at every frame twice
-            flags = zmq.DONTWAIT | zmq.SNDMORE if index < last else zmq.DONTWAIT
-            socket.send(frame, flags, len(frame) < COPY_BELOW_BYTES)
+            socket.send(frame, _MORE if index < last else _NOW, len(frame) < COPY_BELOW_BYTES)
     except zmq.ZMQError as error:  # of the first frame: a message goes as a whole or not at all
         if error.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
             return False
@@ -71,30 +75,34 @@ def send(socket: zmq.Socket[bytes], frames: Sequence[Frame]) -> bool:
     return True
 
 
-def receive(socket: zmq.Socket[bytes]) -> list[Frame] | None:
-    """The next message, None if there is none now; large frames are not copied. MalformedError: too many frames."""
+def receive(socket: zmq.Socket[bytes], frame_bytes: int = 0) -> list[Frame] | None:
+    """The next message, or None if there is none now. MalformedError if it has too many frames.
+
+    frame_bytes: the size that most frames are expected to have. Large ones are kept where ZeroMQ received them.
+    """
     frames: list[Frame] = []
-    dropped = 0
     try:
-        while True:
-            frame = socket.recv(flags=zmq.DONTWAIT, copy=False)
-            if len(frames) > MAX_FRAMES:
-                dropped += 1
-            else:
+        if frame_bytes < COPY_BELOW_BYTES:
+            frames.append(socket.recv(_NOW))
+            while socket.get(_RCVMORE) and len(frames) <= MAX_FRAMES:
+                frames.append(socket.recv(_NOW))
+        else:
+            more = True
+            while more and len(frames) <= MAX_FRAMES:
+                frame = socket.recv(_NOW, copy=False)
+                more = frame.more
                 frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer)
-            if not frame.more:
-                break
     except zmq.Again:
         return None  # messages arrive whole, so this happens before the first frame only
-    if dropped:
-        raise MalformedError(f"a message of {len(frames) + dropped} frames, at most {MAX_FRAMES} are allowed")
+    if skipped := skip_frames(socket):
+        raise MalformedError(f"a message of {len(frames) + skipped} frames, at most {MAX_FRAMES} are allowed")
     return frames
 
 
 def receive_header(socket: zmq.Socket[bytes]) -> bytes | None:
     """The first frame of the next message, or None if there is none now. Then call one of the two below."""
     try:
-        return socket.recv(zmq.DONTWAIT)
+        return socket.recv(_NOW)
     except zmq.Again:
         return None
 
@@ -103,9 +111,9 @@ def receive_rows(socket: zmq.Socket[bytes], rows: Iterable[npt.NDArray[np.uint8]
     """Receives the message's other frames, each straight into one row. MalformedError if they do not fit exactly."""
     fitting = True
     for row in rows:
-        if not socket.get(zmq.RCVMORE):
+        if not socket.get(_RCVMORE):
             raise MalformedError("a message of too few frames")
-        fitting = socket.recv_into(row.data, flags=zmq.DONTWAIT) == row.nbytes and fitting
+        fitting = socket.recv_into(row.data, flags=_NOW) == row.nbytes and fitting
     excess = skip_frames(socket)
     if excess or not fitting:
         raise MalformedError(f"{excess} frames too many" if excess else "a frame of the wrong length")
@@ -114,7 +122,7 @@ def receive_rows(socket: zmq.Socket[bytes], rows: Iterable[npt.NDArray[np.uint8]
 def skip_frames(socket: zmq.Socket[bytes]) -> int:
     """Throws away what is left of the message; returns how many frames that was."""
     skipped = 0
-    while socket.get(zmq.RCVMORE):
-        socket.recv_into(bytearray(), flags=zmq.DONTWAIT)
+    while socket.get(_RCVMORE):
+        socket.recv_into(bytearray(), flags=_NOW)
         skipped += 1
     return skipped

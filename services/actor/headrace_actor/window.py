@@ -59,11 +59,11 @@ class Window:
         """The frames of the next Items message within the credit; None if there is nothing to send or no credit."""
         start = self.sent - self.base
         batch: list[Item] = []
-        in_flight = sum(item.nbytes for item in list(self._items)[:start])
+        in_flight = sum(len(item.payload) for item in list(self._items)[:start])
         for item in list(self._items)[start : min(self.max_items, start + MAX_ITEMS_PER_MESSAGE)]:
-            if in_flight + item.nbytes > self.max_bytes and (start or batch):
+            if in_flight + len(item.payload) > self.max_bytes and (start or batch):
                 break
-            in_flight += item.nbytes
+            in_flight += len(item.payload)
             batch.append(item)
         if not batch:
             return None

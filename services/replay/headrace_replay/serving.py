@@ -91,9 +91,10 @@ class ShardSockets:
         self._context.term()
 
     def _turn(self, socket: Socket, handle: Callable[[bytes, list[sockets.Frame]], None]) -> None:
+        frame_bytes = self._shard.run.payload_bytes if self._shard.run else 0
         for _ in range(MESSAGES_PER_TURN):
             try:
-                frames = sockets.receive(socket)
+                frames = sockets.receive(socket, frame_bytes)
             except MalformedError as error:
                 warn_every(logger, "oversized", 10, "refused a message: %s", error)
                 self._shard.malformed(error)
@@ -161,20 +162,25 @@ class ShardSockets:
     def _settle(self) -> None:
         """Admits and serves until neither can go on, then acknowledges what was stored."""
         metrics = self._metrics
-        stored: dict[bytes, int] = {}
+        acknowledge: dict[bytes, int] = {}
+        stored = 0
         progress = True
         while progress:
             progress = False
             now = time.monotonic()
+            longest_s = 0.0
             for entry in self._shard.admit():
                 progress = True
-                stored[entry.peer.route] = entry.peer.stored
-                metrics.stored.inc()
-                metrics.insert_wait_seconds.observe(now - entry.received_at)
+                stored += 1
+                acknowledge[entry.peer.route] = entry.peer.stored
+                longest_s = max(longest_s, now - entry.received_at)
+            if progress:
+                metrics.insert_wait_seconds.observe(longest_s)
             for served in self._desk.serve():
                 progress = True
                 self._deliver(served)
-        for route, seq in stored.items():
+        metrics.stored.inc(stored)
+        for route, seq in acknowledge.items():
             self._send(self._items, route, Ack(seq))
 
     def _measure(self) -> None:

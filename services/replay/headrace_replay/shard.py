@@ -212,7 +212,7 @@ class Shard:
             entry = self._waiting.popleft()
             entry.table.insert(entry.item)
             entry.peer.waiting_items -= 1
-            entry.peer.waiting_bytes -= entry.item.nbytes
+            entry.peer.waiting_bytes -= len(entry.item.payload)
             entry.peer.stored = entry.peer.expected - entry.peer.waiting_items
             self.ledger.stored += 1
             yield entry

@@ -59,7 +59,7 @@ class FifoTable:
 
     def can_insert(self, item: Item) -> bool:
         """Room by count, by bytes (an item larger than all of it is let into an empty table), and by the limiter."""
-        fits = self.nbytes + item.nbytes <= self.max_bytes or not self._items
+        fits = self.nbytes + len(item.payload) <= self.max_bytes or not self._items
         return fits and self.limiter.can_insert(1)
 
     def insert(self, item: Item) -> int:
@@ -67,7 +67,7 @@ class FifoTable:
         stored = Stored(self._next_id, item, self._clock())
         self._next_id += 1
         self._items.append(stored)
-        self.nbytes += item.nbytes
+        self.nbytes += len(item.payload)
         self.limiter.inserts += 1
         return stored.id
 
@@ -78,7 +78,7 @@ class FifoTable:
         """Takes the `count` oldest items out. Each was drawn with certainty."""
         size = len(self._items)
         stored = [self._items.popleft() for _ in range(count)]
-        self.nbytes -= sum(entry.item.nbytes for entry in stored)
+        self.nbytes -= sum(len(entry.item.payload) for entry in stored)
         self.limiter.samples += count
         self.limiter.deletes += count
         self.removed["sampled"] += count
