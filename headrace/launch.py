@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from headrace.config import RunConfig
+from headrace.ending import conclusion, resume_line
 from headrace.errors import ComponentLost, ConfigError, ExitCode, HeadraceError
+from headrace.run_dir import new_run_dir
 from headrace.service_args import TrainOptions
 from headrace.telemetry.progress import ProgressView
 
@@ -26,12 +28,11 @@ FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 STOP_ACTOR_S, STOP_LEARNER_S, STOP_REPLAY_S = 8.0, 60.0, 5.0
 _POLL_S = 0.05
 _LOG_TAIL_LINES = 15
-_OUTCOME_CODES = {"goal": ExitCode.OK, "stopped": ExitCode.OK}
 
 
 def train(config: RunConfig, options: TrainOptions) -> int:
     """`headrace train`: starts replay, learner and actors, shows progress, and stops them in order. The exit code."""
-    run_dir = options.run_dir or new_run_dir(config)
+    run_dir = options.run_dir or new_run_dir(config.name)
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     launcher = Launcher(config, options, run_dir)
     with _signals_noted() as signals:
@@ -42,21 +43,6 @@ def train(config: RunConfig, options: TrainOptions) -> int:
             return int(error.exit_code)
         finally:
             launcher.kill()
-
-
-def new_run_dir(config: RunConfig) -> Path:
-    """A folder below runs/ that does not exist yet."""
-    stamp = time.strftime(f"{config.name}-%Y%m%d-%H%M%S")
-    for suffix in ("", *(f"-{n}" for n in range(2, 100))):
-        path = Path("runs") / (stamp + suffix)
-        try:
-            path.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        except OSError as error:
-            raise ConfigError(f"cannot make {path} ({error.strerror}); name another folder by --run-dir") from None
-        return path
-    raise ConfigError("cannot find a free name below runs/; name a folder by --run-dir")
 
 
 @dataclass
@@ -211,7 +197,7 @@ class Launcher:
     def _supervise(self) -> None:
         """Restarts what died, if it may."""
         if not self._learner.running:
-            raise self._ended(self._learner, f"the learner died; {self._resume_line()}")
+            raise self._ended(self._learner, f"the learner died; {resume_line(self._run_dir)}")
         for child in (self._replay, *self._actors):
             now = time.monotonic()
             if child.running:
@@ -266,22 +252,11 @@ class Launcher:
     def _conclude(self, outcome: str | None, signals: list[int]) -> int:
         code = self._learner.process.returncode if self._learner.process else None
         if code not in (ExitCode.OK, None):
-            raise self._ended(self._learner, f"the learner failed while it stopped; {self._resume_line()}")
-        stop = self._config.stop
-        if outcome == "goal":
-            self._say(f"solved: mean return of the last {stop.episodes} episodes reached {stop.return_:g}")
-            result = ExitCode.OK
-        elif outcome == "budget":
-            self._say("budget used up" + ("" if stop.return_ is None else f" below the goal of {stop.return_:g}"))
-            result = ExitCode.OK if stop.return_ is None else ExitCode.BELOW_GOAL
-        else:
-            self._say("stopped by " + signal.Signals(signals[0]).name)
-            result = ExitCode.INTERRUPTED if signals[0] == signal.SIGINT else ExitCode.OK
-        self._say(self._resume_line())
+            raise self._ended(self._learner, f"the learner failed while it stopped; {resume_line(self._run_dir)}")
+        text, result = conclusion(outcome, signals[0] if signals else None, self._config.stop)
+        self._say(text)
+        self._say(resume_line(self._run_dir))
         return int(result)
-
-    def _resume_line(self) -> str:
-        return f"resume with: headrace train {self._run_dir}/config.yaml --run-dir {self._run_dir} --resume must"
 
     def _say(self, text: str) -> None:
         self._view.close()

@@ -16,13 +16,27 @@ from torch import Tensor
 
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import AgentConfig
+from headrace.envs.spaces import Spaces
+from headrace.models.build import state_spec
 from headrace.models.network import Network, NetworkOutput
-from headrace.wire.payload import ArraySpec
+from headrace.unroll import unroll_schema
+from headrace.wire.payload import ArraySpec, PayloadSchema
 
 
 def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
     """What the actor records of one tick besides the action."""
     return {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (num_actions,))}
+
+
+def payload_schema(config: AgentConfig, spaces: Spaces, network: Network) -> PayloadSchema:
+    """What an unroll consists of in this run; actor and learner compute the same."""
+    return unroll_schema(
+        config.unroll_length,
+        spaces.observation,
+        spaces.action.array,
+        behaviour_spec(spaces.action.n),
+        state_spec(network),
+    )
 
 
 # -- acting ----------------------------------------------------------------------------------------------------------

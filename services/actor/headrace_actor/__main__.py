@@ -28,13 +28,13 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
 
     from headrace.agents import vtrace
     from headrace.envs.slots import make_slots
-    from headrace.models.build import build_network, state_spec
+    from headrace.models.build import build_network
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.telemetry import health as health_endpoints
     from headrace.telemetry import logs
     from headrace.telemetry.catalogue import ActorMetrics
-    from headrace.unroll import unpack_version, unroll_schema
+    from headrace.unroll import unpack_version
     from headrace.wire.messages import UNROLLS
     from headrace_actor.collector import Collector, Identity, Observers, Weights
     from headrace_actor.membership import Membership
@@ -58,13 +58,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     if described is None:
         return
     network = build_network(assignment.model, slots.spaces)
-    schema = unroll_schema(
-        assignment.agent.unroll_length,
-        slots.spaces.observation,
-        slots.spaces.action.array,
-        vtrace.behaviour_spec(slots.spaces.action.n),
-        state_spec(network),
-    )
+    schema = vtrace.payload_schema(assignment.agent, slots.spaces, network)
     if schema.hash != described.schema:
         raise HeadraceError("this actor computes another payload schema than the learner; run the same version of both")
 

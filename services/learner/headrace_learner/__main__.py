@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
@@ -18,11 +17,8 @@ from headrace.service_args import LearnerArgs, parse_learner
 if TYPE_CHECKING:
     import grpc.aio
 
-    from headrace_learner.checkpoints import Checkpoint
     from headrace_learner.loader import Loader
     from headrace_learner.replay_link import ReplayLink
-    from headrace_learner.roster import Roster
-    from headrace_learner.trainer import Trainer
 
 logger = logging.getLogger(__name__)
 
@@ -43,15 +39,15 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     from prometheus_client import CollectorRegistry
 
     from headrace.agents import vtrace
-    from headrace.models.build import build_network, state_spec
+    from headrace.models.build import build_network
     from headrace.rpc.options import LEARNER_SERVICE
     from headrace.rpc.server import Server
     from headrace.rpc.v1 import learner_pb2_grpc
+    from headrace.run_dir import new_run_dir
     from headrace.telemetry import health as health_endpoints
     from headrace.telemetry import logs
     from headrace.telemetry.catalogue import LearnerMetrics
     from headrace.telemetry.recorder import Recorder
-    from headrace.unroll import unroll_schema
     from headrace.wire.messages import UNROLLS
     from headrace_learner.account import Account
     from headrace_learner.front import Definition, LearnerFront, Opened
@@ -61,7 +57,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     from headrace_learner.roster import Roster
     from headrace_learner.run_folder import RunFolder
     from headrace_learner.trainer import Trainer, choose_device
-    from headrace_learner.training import Training
+    from headrace_learner.training import Training, resume
 
     logs.configure("learner", args.log_format, args.log_level)
     config = args.config
@@ -72,8 +68,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     metrics = LearnerMetrics(registry)
     health = health_endpoints.Health(ready_gauge=metrics.ready)
     health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
-    run_dir = args.run_dir or Path("runs") / time.strftime(f"{config.name}-%Y%m%d-%H%M%S")
-    folder = RunFolder.open(run_dir, config, args.resume)
+    folder = RunFolder.open(args.run_dir or new_run_dir(config.name), config, args.resume)
     metrics.epoch.set(folder.epoch)
     logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch, "device": str(device)})
 
@@ -95,13 +90,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             return
         folder.write_spaces(spaces)
         network = build_network(config.model, spaces)
-        schema = unroll_schema(
-            config.agent.unroll_length,
-            spaces.observation,
-            spaces.action.array,
-            vtrace.behaviour_spec(spaces.action.n),
-            state_spec(network),
-        )
+        schema = vtrace.payload_schema(config.agent, spaces, network)
         trainer = Trainer(network, config, device)
         if folder.checkpoint is not None:
             resume(folder.checkpoint, trainer, roster)
@@ -118,13 +107,13 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             prefetch=config.learner.prefetch,
         )
         loader = Loader(source, schema, metrics, pinned=device.type == "cuda")
-        lifetime.thread("replay-link", partial(link.run, loader.drawn_from))
-        account = Account(config, trainer, roster, link, loader)
+        lifetime.thread("replay-link", partial(link.run, loader.ledger.drawn_from))
+        account = Account(config, trainer, roster, link, loader.ledger)
         recorder = Recorder(folder.path, config.telemetry.tensorboard)
         training = Training(
             config=config,
             trainer=trainer,
-            loader=loader,
+            source=loader,
             publisher=publisher,
             roster=roster,
             account=account,
@@ -159,23 +148,12 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         link.close()
 
 
-def resume(checkpoint: Checkpoint, trainer: Trainer, roster: Roster) -> None:
-    """Goes on where the checkpoint was written. ConfigError if it does not fit the configuration."""
-    try:
-        trainer.load(checkpoint.tensors, checkpoint.manifest)
-    except (KeyError, RuntimeError) as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"checkpoint {checkpoint.path} does not fit model or optimizer: {reason:.300}") from error
-    roster.restore(checkpoint.manifest["returns"], checkpoint.manifest["episodes"])
-    logger.info("resumed from %s", checkpoint.path, extra={"updates": trainer.updates})
-
-
 def settle(link: ReplayLink, loader: Loader, limit_s: float = 2.0) -> None:
     """Waits until what replay dealt out has arrived here, so that the ledger is exact."""
     deadline = time.monotonic() + limit_s
     while link.poll() and time.monotonic() < deadline:
         ledger = link.ledger()
-        if loader.drawn >= ledger.removed["sampled"] + ledger.unknown:
+        if loader.ledger.drawn >= ledger.removed["sampled"] + ledger.unknown:
             break
         loader.finish(timeout_s=0.02)
 

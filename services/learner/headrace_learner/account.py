@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.config import RunConfig
-from headrace_learner.loader import Loader
-from headrace_learner.replay_link import ReplayLink
+from headrace_learner.ledgers import LearnerLedger, ReplayLedger
 from headrace_learner.roster import Roster
 from headrace_learner.trainer import Trainer
 
@@ -40,15 +39,26 @@ class Lag:
         return {"min": self.min, "mean": self.mean, "max": self.max}
 
 
+class ReplayView(Protocol):
+    """What is known of replay."""
+
+    def ledger(self) -> ReplayLedger: ...
+
+    @property
+    def fill(self) -> float | None: ...
+
+
 class Account:
     """Counts what the training thread does; reads the other parts when asked. For that thread only."""
 
-    def __init__(self, config: RunConfig, trainer: Trainer, roster: Roster, link: ReplayLink, loader: Loader) -> None:
+    def __init__(
+        self, config: RunConfig, trainer: Trainer, roster: Roster, replay: ReplayView, ledger: LearnerLedger
+    ) -> None:
         self._config = config
         self._trainer = trainer
         self._roster = roster
-        self._link = link
-        self._loader = loader
+        self._replay = replay
+        self._ledger = ledger
         self._started_at = time.monotonic()
         self._first_at: float | None = None  # when the first batch had been trained
         self._first_steps = 0
@@ -75,7 +85,7 @@ class Account:
         elapsed = max(now - self._recent_at, 1e-9)
         trainer, stop, lag = self._trainer, self._config.stop, self._recent_lag
         steps_per_s = (trainer.trained_steps - self._recent_steps) / elapsed
-        replay = self._link.ledger()
+        replay = self._replay.ledger()
         record = {
             "time": time.time(),
             "wall_s": self.wall_s,
@@ -91,7 +101,7 @@ class Account:
             "lag_min": lag.min,
             "lag_mean": lag.mean,
             "lag_max": lag.max,
-            "replay_fill": self._link.fill,
+            "replay_fill": self._replay.fill,
             "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
             "actors": self._roster.actors,
             "actors_wanted": self._config.actor.count,
@@ -107,8 +117,8 @@ class Account:
     def summary(self, run: str, epoch: int, outcome: str, trained_until: float) -> dict[str, Any]:
         """The final facts, after the drain."""
         trainer, roster = self._trainer, self._roster
-        replay = self._link.ledger()
-        drawn = self._loader.drawn
+        replay = self._replay.ledger()
+        ledger = self._ledger
         solved_at = roster.solved_at
         return {
             "run": run,
@@ -129,12 +139,12 @@ class Account:
                 "actor": roster.ledger(drained=True).as_dict(),
                 "replay": replay.as_dict(),
                 "learner": {
-                    "drawn": drawn,
-                    "trained": self._loader.trained,
-                    "queued": self._loader.queued,
-                    "discarded": dict(self._loader.discarded),
+                    "drawn": ledger.drawn,
+                    "trained": ledger.trained,
+                    "queued": ledger.queued,
+                    "discarded": dict(ledger.discarded),
                     # Drawn by this run at replay, and never seen here: by an earlier start that was killed.
-                    "unknown": max(0, replay.removed["sampled"] + replay.unknown - drawn),
+                    "unknown": max(0, replay.removed["sampled"] + replay.unknown - ledger.drawn),
                 },
             },
         }

@@ -22,8 +22,9 @@ from headrace.rpc.v1 import learner_pb2, learner_pb2_grpc
 from headrace.telemetry.logs import warn_every
 from headrace.unroll import pack_version
 from headrace.wire.messages import PROTOCOL
+from headrace_learner.ledgers import ActorLedger
 from headrace_learner.publisher import WeightPublisher
-from headrace_learner.roster import ActorLedger, Roster
+from headrace_learner.roster import Roster
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +36,7 @@ from headrace.wire.messages import (
     encode,
 )
 from headrace.wire.payload import Buffer, PayloadSchema
+from headrace_learner.ledgers import LearnerLedger
 
 logger = logging.getLogger(__name__)
 
@@ -70,11 +70,7 @@ class LoadedBatch:
 
 
 class Loader:
-    """Keeps `prefetch` batches asked for. For the training thread only; nothing in here waits longer than it is told.
-
-    drawn = trained + queued + sum(discarded): `queued` are the items of batches that were given out by `next` and not
-    yet settled by `trained` or `discard`.
-    """
+    """Keeps `prefetch` batches asked for. For the training thread only; nothing waits longer than it is told."""
 
     def __init__(self, source: Source, schema: PayloadSchema, metrics: LearnerMetrics, *, pinned: bool = False) -> None:
         self._source = source
@@ -88,9 +84,7 @@ class Loader:
         self._socket = sockets.connect(self._context, source.address)
         self._heard_at = self._spoke_at = time.monotonic()
         self._finishing = False
-        self._drawn: Counter[int] = Counter()  # by boot
-        self.trained = 0
-        self.discarded: Counter[str] = Counter()
+        self.ledger = LearnerLedger(metrics)
 
     def next(self, timeout_s: float) -> LoadedBatch | None:
         """The next batch, or None if there was none in time. It is valid until the next call.
@@ -109,37 +103,15 @@ class Loader:
                 return None
             self._socket.poll(min(round(1000 * left_s), _WAIT_MS))
 
-    def book_trained(self, count: int) -> None:
-        """Books items that were trained on."""
-        self.trained += count
-        self._metrics.items_trained.inc(count)
-
-    def discard(self, count: int, reason: DiscardReason) -> None:
-        """Books drawn items that will not be trained on."""
-        self.discarded[reason] += count
-        self._metrics.items_discarded.labels(reason).inc(count)
-
     def finish(self, timeout_s: float) -> None:
         """Asks for nothing more, and discards what still arrives within the time."""
         self._finishing = True
         while self._outstanding and (batch := self.next(timeout_s)) is not None:
-            self.discard(len(batch.ids), DiscardReason.STOPPED)
+            self.ledger.discard(len(batch.ids), DiscardReason.STOPPED)
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
-
-    @property
-    def drawn(self) -> int:
-        return sum(self._drawn.values())
-
-    def drawn_from(self, boot: int) -> int:
-        return self._drawn[boot]
-
-    @property
-    def queued(self) -> int:
-        """Items that were drawn and are neither trained on nor discarded yet."""
-        return self.drawn - self.trained - sum(self.discarded.values())
 
     def _ask(self) -> None:
         """Sends new requests as far as prefetch allows, and old ones again; beats; opens a silent socket anew."""
@@ -187,15 +159,14 @@ class Loader:
         if self._outstanding.pop(header.request, None) is None:
             return None  # a copy of a reply that was taken already
         count = len(header.ids)
-        self._drawn[header.boot] += count
-        self._metrics.items_drawn.inc(count)
+        self.ledger.draw(header.boot, count)
         started = time.perf_counter()
         try:
             if count != len(self._rows) or header.codec != "none":
                 raise MalformedError(f"{count} items with codec {header.codec!r}")
             sockets.receive_rows(self._socket, self._rows)
         except MalformedError:
-            self.discard(count, DiscardReason.MALFORMED)
+            self.ledger.discard(count, DiscardReason.MALFORMED)
             raise
         return LoadedBatch(
             views=self._views,

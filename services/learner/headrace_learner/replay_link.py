@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
 
 import grpc
 
@@ -22,6 +19,7 @@ from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire.messages import PROTOCOL, UNROLLS
 from headrace.wire.payload import PayloadSchema
+from headrace_learner.ledgers import ReplayLedger
 
 logger = logging.getLogger(__name__)
 
@@ -48,69 +46,6 @@ def open_request(run: str, epoch: int, config: RunConfig, schema: PayloadSchema)
         window_items=replay.window_items,
         window_bytes=replay.window_bytes,
     )
-
-
-@dataclass
-class ReplayLedger:
-    """received = stored + duplicate + sum(rejected) + waiting; stored = present + sum(removed) + lost_at_restart."""
-
-    received: int = 0
-    stored: int = 0
-    duplicate: int = 0
-    rejected: Counter[str] = field(default_factory=Counter)
-    waiting: int = 0
-    present: int = 0
-    removed: Counter[str] = field(default_factory=Counter)
-    lost_at_restart: int = 0
-    unknown: int = 0  # drawn from a boot after its last Statistics: it also stored them, and told nobody
-
-    @classmethod
-    def from_statistics(cls, told: replay_pb2.ReplayLedger) -> ReplayLedger:
-        return cls(
-            received=told.received,
-            stored=told.stored,
-            duplicate=told.duplicate,
-            rejected=Counter(told.rejected),
-            waiting=told.waiting,
-            present=told.present,
-            removed=Counter(told.removed),
-        )
-
-    def closed(self, drawn: int) -> ReplayLedger:
-        """The ledger of a boot that died, of which the learner had drawn `drawn` items."""
-        return ReplayLedger(
-            received=self.received - self.waiting,  # its actors still hold them and send them again
-            stored=self.stored,
-            duplicate=self.duplicate,
-            rejected=self.rejected,
-            removed=self.removed,
-            lost_at_restart=self.present,
-            unknown=max(0, drawn - self.removed["sampled"]),
-        )
-
-    def add(self, other: ReplayLedger) -> None:
-        self.received += other.received
-        self.stored += other.stored
-        self.duplicate += other.duplicate
-        self.rejected.update(other.rejected)
-        self.waiting += other.waiting
-        self.present += other.present
-        self.removed.update(other.removed)
-        self.lost_at_restart += other.lost_at_restart
-        self.unknown += other.unknown
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "received": self.received,
-            "stored": self.stored,
-            "duplicate": self.duplicate,
-            "rejected": dict(self.rejected),
-            "waiting": self.waiting,
-            "present": self.present,
-            "removed": dict(self.removed),
-            "lost_at_restart": self.lost_at_restart,
-            "unknown": self.unknown,
-        }
 
 
 class ReplayLink:

@@ -7,40 +7,13 @@ import time
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from headrace.config import StopConfig
 from headrace.telemetry.catalogue import LearnerMetrics
+from headrace_learner.ledgers import ActorLedger
 
 _INCARNATIONS_PER_EPOCH = 1 << 16
 MAX_REMEMBERED = 4096  # actors that left or were lost, so that one that comes back is not counted twice
-
-
-@dataclass
-class ActorLedger:
-    """made = acknowledged + held + sum(dropped) + unknown, in items."""
-
-    made: int = 0
-    acknowledged: int = 0
-    held: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)
-    unknown: int = 0
-
-    def add(self, other: ActorLedger) -> None:
-        self.made += other.made
-        self.acknowledged += other.acknowledged
-        self.held += other.held
-        self.dropped.update(other.dropped)
-        self.unknown += other.unknown
-
-    def as_dict(self) -> dict[str, Any]:
-        return {
-            "made": self.made,
-            "acknowledged": self.acknowledged,
-            "held": self.held,
-            "dropped": dict(self.dropped),
-            "unknown": self.unknown,
-        }
 
 
 @dataclass

@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
 from headrace.config import RunConfig
+from headrace.errors import ConfigError
+from headrace.models.network import Network
 from headrace.service import Lifetime
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.health import Health
@@ -20,9 +22,9 @@ from headrace.telemetry.recorder import Recorder
 from headrace.unroll import unpack_version, updates_of
 from headrace.wire.messages import Ints
 from headrace_learner.account import Account
-from headrace_learner.checkpoints import CheckpointFolder
-from headrace_learner.loader import LoadedBatch, Loader
-from headrace_learner.publisher import WeightPublisher
+from headrace_learner.checkpoints import Checkpoint, CheckpointFolder
+from headrace_learner.ledgers import LearnerLedger
+from headrace_learner.loader import LoadedBatch
 from headrace_learner.roster import Roster
 from headrace_learner.trainer import Trainer, Update
 
@@ -32,14 +34,35 @@ _WAIT_S = 0.1  # for a batch, until other duties are looked at
 _SAY_WAITING_S = 5.0
 
 
+class BatchSource(Protocol):
+    """Where batches come from: the loader, or the environments in this process (--serial)."""
+
+    ledger: LearnerLedger
+
+    def next(self, timeout_s: float) -> LoadedBatch | None:
+        """The next batch, valid until the next call; None if there was none in time."""
+
+
+class Publisher(Protocol):
+    """Where weights go."""
+
+    epoch: int
+
+    def due(self, version: int) -> bool: ...
+
+    def publish(self, network: Network, version: int) -> bool: ...
+
+    def age_s(self, version: int) -> float | None: ...
+
+
 @dataclass
 class Training:
     """The parts of a learner, connected. `run` returns the outcome: goal, budget, or stopped."""
 
     config: RunConfig
     trainer: Trainer
-    loader: Loader
-    publisher: WeightPublisher
+    source: BatchSource
+    publisher: Publisher
     roster: Roster
     account: Account
     recorder: Recorder
@@ -62,7 +85,7 @@ class Training:
         outcome = None
         while outcome is None and not self.lifetime.stopping.is_set():
             started = time.perf_counter()
-            loaded = self.loader.next(_WAIT_S)
+            loaded = self.source.next(_WAIT_S)
             self.health.beat()
             if loaded is not None:
                 self.metrics.batch_wait_seconds.observe(time.perf_counter() - started)
@@ -89,14 +112,14 @@ class Training:
             self.account.trained(lags)
             metrics.updates.inc()
             metrics.ticks_trained.inc(int(loaded.new_ticks.sum()))
-            self.loader.book_trained(count)
+            self.source.ledger.train(count)
             limit = self.config.learner.clip_norm
             if limit is not None and update.gradient_norm > limit:
                 metrics.gradients_clipped.inc()
         else:
             logger.warning("skipped an update: loss or gradient is not finite (%d in a row)", trainer.skipped_in_row)
             metrics.nonfinite_updates.inc()
-            self.loader.discard(count, DiscardReason.NONFINITE)
+            self.source.ledger.discard(count, DiscardReason.NONFINITE)
         started = time.perf_counter()
         if self.publisher.due(trainer.updates):
             self.publish()
@@ -149,7 +172,7 @@ class Training:
         if complete is None and waited_s > _SAY_WAITING_S:
             waiting_for = "unrolls from actors" if self.roster.actors else "an actor"
             logger.warning("waiting for %s since %.0f s", waiting_for, waited_s)
-        self.metrics.items_queued.set(self.loader.queued)
+        self.metrics.items_queued.set(self.source.ledger.queued)
         self.recorder.write(self.account.record(waiting_for, complete, self._diagnose()), self.trainer.trained_steps)
 
     def _diagnose(self) -> dict[str, Any]:
@@ -198,3 +221,14 @@ class Training:
         self.metrics.checkpoint_seconds.observe(time.perf_counter() - started)
         self.metrics.checkpoint_timestamp_seconds.set(time.time())
         logger.info("checkpoint %s", path)
+
+
+def resume(checkpoint: Checkpoint, trainer: Trainer, roster: Roster) -> None:
+    """Goes on where the checkpoint was written. ConfigError if it does not fit the configuration."""
+    try:
+        trainer.load(checkpoint.tensors, checkpoint.manifest)
+    except (KeyError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"checkpoint {checkpoint.path} does not fit model or optimizer: {reason:.300}") from error
+    roster.restore(checkpoint.manifest["returns"], checkpoint.manifest["episodes"])
+    logger.info("resumed from %s", checkpoint.path, extra={"updates": trainer.updates})

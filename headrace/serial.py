@@ -1,0 +1,279 @@
+"""`--serial`: the same collectors, table and trainer, stepped in one process in a fixed order.
+
+The only mode that promises the same bits for the same seed, and the place to set a breakpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections import deque
+from collections.abc import Mapping
+from itertools import cycle
+from typing import Any
+
+import numpy as np
+import torch
+from prometheus_client import CollectorRegistry
+
+from headrace.agents import vtrace
+from headrace.config import RunConfig
+from headrace.ending import conclusion, resume_line
+from headrace.envs.slots import make_slots
+from headrace.errors import ConfigError, HeadraceError
+from headrace.models.build import build_network
+from headrace.models.network import Network
+from headrace.models.policy import make_policy
+from headrace.run_dir import new_run_dir
+from headrace.service import Lifetime
+from headrace.service_args import TrainOptions
+from headrace.telemetry import logs
+from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.telemetry.health import Health
+from headrace.telemetry.labels import DropReason, RemoveReason
+from headrace.telemetry.progress import ProgressView
+from headrace.telemetry.recorder import Recorder
+from headrace.unroll import pack_version
+from headrace.wire.items import Item
+from headrace.wire.messages import UNROLLS
+from headrace.wire.payload import PayloadSchema
+from headrace_actor.collector import Collector, Identity, Observers, Weights
+from headrace_learner.account import Account
+from headrace_learner.ledgers import ActorLedger, LearnerLedger, ReplayLedger
+from headrace_learner.loader import LoadedBatch
+from headrace_learner.replay_link import open_request
+from headrace_learner.roster import Roster
+from headrace_learner.run_folder import RunFolder
+from headrace_learner.trainer import Trainer, choose_device
+from headrace_learner.training import Training, resume
+from headrace_replay.table import FifoTable
+
+
+def train(config: RunConfig, options: TrainOptions) -> int:
+    """`headrace train --serial`; returns the exit code."""
+    lifetime = Lifetime()
+    lifetime.watch_signals()
+    logs.configure("serial", "auto", "warning")
+    try:
+        return _train(config, options, lifetime)
+    except HeadraceError as error:
+        sys.stderr.write(f"headrace: error: {error}\n")
+        return int(error.exit_code)
+
+
+def _train(config: RunConfig, options: TrainOptions, lifetime: Lifetime) -> int:
+    torch.set_num_threads(1)
+    torch.manual_seed(config.seed)
+    device = choose_device(config.learner.device)
+    folder = RunFolder.open(options.run_dir or new_run_dir(config.name), config, options.resume)
+    sys.stdout.write(f"run {folder.path}\n")
+    metrics = LearnerMetrics(CollectorRegistry())
+    slots = [make_slots(config.env, config.imports) for _ in range(config.actor.count)]
+    spaces = slots[0].spaces
+    if folder.spaces is not None and (difference := folder.spaces.difference(spaces)):
+        raise ConfigError(f"the environment does not fit the run: {difference}")
+    folder.write_spaces(spaces)
+    network = build_network(config.model, spaces)
+    schema = vtrace.payload_schema(config.agent, spaces, network)
+    open_request(folder.run, folder.epoch, config, schema)  # refuses the limits that replay would refuse
+    trainer = Trainer(network, config, device)
+    roster = Roster(folder.epoch, float("inf"), config.stop, metrics)
+    if folder.checkpoint is not None:
+        resume(folder.checkpoint, trainer, roster)
+
+    publisher = DirectPublisher(folder.epoch)
+    publisher.publish(network, trainer.updates)
+    actors = []
+    for index, own_slots in enumerate(slots):
+        actor = SerialActor(index, roster)
+        policy = make_policy(build_network(config.model, spaces))
+        identity = Identity(config.seed, actor.lease, actor.incarnation)
+        observers = Observers(stepped=actor.stepped, episode=actor.episode)
+        actor.collector = Collector(own_slots, policy, schema, identity, publisher.newest, observers)
+        actors.append(actor)
+    table = FifoTable(UNROLLS, config.replay.max_items, config.replay.max_bytes)
+    stepping = Stepping(actors, table, schema, config.learner.batch_size, lifetime, LearnerLedger(metrics))
+
+    view = ProgressView(sys.stdout)
+    account = Account(config, trainer, roster, TableView(table), stepping.ledger)
+    recorder = ShownRecorder(folder, config, view)
+    training = Training(
+        config=config,
+        trainer=trainer,
+        source=stepping,
+        publisher=publisher,
+        roster=roster,
+        account=account,
+        recorder=recorder,
+        checkpoints=folder.checkpoints,
+        metrics=metrics,
+        health=Health(),
+        lifetime=lifetime,
+        run=folder.run,
+    )
+    outcome = training.train()
+    trained_until = time.monotonic()
+    stepping.leave()
+    view.close()
+    recorder.close()
+    for own_slots in slots:
+        own_slots.close()
+    if options.summary_json is not None:
+        summary = account.summary(folder.run, folder.epoch, outcome, trained_until)
+        options.summary_json.write_text(json.dumps(summary, indent=1) + "\n")
+    text, code = conclusion(outcome, lifetime.signal, config.stop)
+    sys.stdout.write(f"{text}\n{resume_line(folder.path, '--serial')}\n")
+    return int(code)
+
+
+class SerialActor:
+    """One actor's collector, and what its process would report, reported directly."""
+
+    collector: Collector
+
+    def __init__(self, index: int, roster: Roster) -> None:
+        self._id = index.to_bytes(16, "big")
+        self._roster = roster
+        member = roster.join(self._id, index)
+        self.lease, self.incarnation = member.lease, member.incarnation
+        self.ledger = ActorLedger()
+        self._steps = 0
+        self._reports = 0
+        self._returns: list[float] = []
+
+    def stepped(self, inference_s: float, env_s: float, valid: int) -> None:
+        self._steps += valid
+
+    def episode(self, return_: float, length: int) -> None:
+        self._returns.append(return_)
+
+    def report(self, *, leaving: bool = False) -> None:
+        self._reports += 1
+        self._roster.report(self._id, self._reports, self.ledger, self._steps, self._returns, leaving=leaving)
+        self._returns = []
+
+
+class Stepping:
+    """Batches from environments in this process: steps the actors in turn until the table has one."""
+
+    def __init__(
+        self,
+        actors: list[SerialActor],
+        table: FifoTable,
+        schema: PayloadSchema,
+        batch_size: int,
+        lifetime: Lifetime,
+        ledger: LearnerLedger,
+    ) -> None:
+        self.ledger = ledger
+        self._actors = actors
+        self._turns = cycle(actors)
+        self._table = table
+        self._batch_size = batch_size
+        self._lifetime = lifetime
+        self._schema = schema
+        self._buffer = schema.allocate(batch_size)
+        self._views = schema.views(self._buffer)
+        self._held: deque[tuple[SerialActor, Item]] = deque()  # made, and not in the table yet
+
+    def next(self, timeout_s: float) -> LoadedBatch | None:
+        """The next batch; None if the process is to stop first. The time plays no part."""
+        while not self._table.can_draw(self._batch_size):
+            if not self._held:
+                actor = next(self._turns)
+                items = actor.collector.collect(self._lifetime.stopping.is_set)
+                if items is None:
+                    return None
+                actor.ledger.made += len(items)
+                actor.ledger.held += len(items)
+                self._held.extend((actor, item) for item in items)
+                actor.report()
+            while self._held and self._table.can_insert(self._held[0][1]):
+                actor, item = self._held.popleft()
+                self._table.insert(item)
+                actor.ledger.held -= 1
+                actor.ledger.acknowledged += 1
+        return self._draw()
+
+    def leave(self) -> None:
+        """What is held is dropped, as when actors are stopped."""
+        for actor in self._actors:
+            if actor.ledger.held:
+                actor.ledger.dropped[DropReason.STOPPED] += actor.ledger.held
+                actor.ledger.held = 0
+            actor.report(leaving=True)
+        self._held.clear()
+
+    def _draw(self) -> LoadedBatch:
+        started = time.perf_counter()
+        draw = self._table.draw(self._batch_size)
+        self.ledger.draw(0, self._batch_size)
+        items = [stored.item for stored in draw.stored]
+        self._schema.fill(self._buffer, (item.payload for item in items))
+        return LoadedBatch(
+            views=self._views,
+            ids=np.array([stored.id for stored in draw.stored], np.int64),
+            probabilities=np.array(draw.probabilities),
+            table_size=draw.table_size,
+            new_ticks=np.array([item.new_ticks for item in items], np.int64),
+            versions=np.array([item.version for item in items], np.int64),
+            copy_s=time.perf_counter() - started,
+        )
+
+
+class TableView:
+    """The table as the account sees a replay shard."""
+
+    def __init__(self, table: FifoTable) -> None:
+        self._table = table
+
+    @property
+    def fill(self) -> float:
+        return len(self._table) / self._table.max_items
+
+    def ledger(self) -> ReplayLedger:
+        inserted = self._table.inserted
+        ledger = ReplayLedger(received=inserted, stored=inserted, present=len(self._table))
+        ledger.removed[RemoveReason.SAMPLED] = self._table.sampled
+        return ledger
+
+
+class DirectPublisher:
+    """Hands the trainer's parameters to the collectors, a copy per version."""
+
+    def __init__(self, epoch: int) -> None:
+        self.epoch = epoch
+        self._newest: Weights | None = None
+        self._version = -1
+
+    def newest(self) -> Weights | None:
+        return self._newest
+
+    def due(self, version: int) -> bool:
+        return version > self._version
+
+    def publish(self, network: Network, version: int) -> bool:
+        """As WeightPublisher.publish."""
+        parameters = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in parameters.values() if tensor.is_floating_point()):
+            return False
+        self._version = version
+        self._newest = Weights(parameters, pack_version(self.epoch, version), time.time())
+        return True
+
+    def age_s(self, version: int) -> float | None:
+        """Not told: nothing travels here."""
+        return None
+
+
+class ShownRecorder(Recorder):
+    """Shows each record as it is written."""
+
+    def __init__(self, folder: RunFolder, config: RunConfig, view: ProgressView) -> None:
+        super().__init__(folder.path, config.telemetry.tensorboard)
+        self._view = view
+
+    def write(self, record: Mapping[str, Any], step: int) -> None:
+        super().write(record, step)
+        self._view.update(record)
