@@ -54,7 +54,7 @@ def act(
     cumulative = np.cumsum(exponentials, axis=1)  # not normalised: cumulative[:, -1] is the sum
     # Inverse of the cumulative distribution; the last action takes what rounding leaves.
     drawn = random.random((len(logits), 1), np.float32) * cumulative[:, -1:]
-    action: npt.NDArray[np.int64] = (drawn > cumulative[:, :-1]).sum(axis=1)
+    action: npt.NDArray[np.int64] = (drawn >= cumulative[:, :-1]).sum(axis=1)
     log_prob = np.take_along_axis(shifted, action[:, None], axis=1)[:, 0] - np.log(cumulative[:, -1])
     return action, {"log_prob": log_prob, "logits": logits}
 

@@ -49,8 +49,10 @@ class TorchPolicy:
 
     def __init__(self, network: Network) -> None:
         self._network = network.eval()
+        self._shapes = _shapes(network)
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
+        _check(self._shapes, parameters)  # load_state_dict would take what fits before it complains
         self._network.load_state_dict(dict(parameters), strict=True)
 
     def initial_state(self, slots: int) -> NumpyState:
@@ -82,12 +84,11 @@ class NumpyMLP:
         self._layers = network.layer_names()
         self._tanh = network.activation == "tanh"
         self._byte_frames = network.byte_frames
-        self._names = frozenset(network.state_dict())
+        self._shapes = _shapes(network)
         self.load(network.state_dict())
 
     def load(self, parameters: Mapping[str, Tensor]) -> None:
-        if parameters.keys() != self._names:
-            raise ValueError(f"weights for other parameters: {sorted(self._names ^ parameters.keys())}")
+        _check(self._shapes, parameters)
         self._affine = [
             (
                 np.ascontiguousarray(parameters[f"{name}.weight"].numpy().T),
@@ -121,3 +122,16 @@ class NumpyMLP:
         logits = values @ policy_weight
         logits += policy_bias
         return logits, state
+
+
+def _shapes(network: Network) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in network.state_dict().items()}
+
+
+def _check(shapes: Mapping[str, tuple[int, ...]], parameters: Mapping[str, Tensor]) -> None:
+    """ValueError names the parameters that are missing, unknown, or of another shape."""
+    if parameters.keys() != shapes.keys():
+        raise ValueError(f"weights for other parameters: {sorted(shapes.keys() ^ parameters.keys())}")
+    for name, shape in shapes.items():
+        if tuple(parameters[name].shape) != shape:
+            raise ValueError(f"weights of shape {tuple(parameters[name].shape)} for {name}; expected {shape}")

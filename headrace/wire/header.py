@@ -35,6 +35,8 @@ def pack_header(fields: Mapping[str, Any]) -> bytes:
             raise MalformedError(f"header field {name!r}: the name is not a string")
         if isinstance(value, np.ndarray) and value.dtype.str not in ARRAY_DTYPES:
             raise MalformedError(f"header field {name!r}: arrays of dtype {value.dtype} may not be sent")
+        if isinstance(value, dict | list | tuple):
+            _check_tree(name, value)
     try:
         packed: bytes = msgpack.packb(dict(fields), default=_encode_array)
     except (TypeError, ValueError, OverflowError) as error:
@@ -59,11 +61,24 @@ def unpack_header(data: bytes | memoryview) -> dict[str, Any]:
     return fields
 
 
+def _check_tree(name: str, value: Any) -> None:
+    """Refuses what msgpack would send and the receiver would refuse, or get back as something else."""
+    if isinstance(value, tuple):
+        raise MalformedError(f"header field {name!r}: a tuple may not be sent, since it would arrive as a list")
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise MalformedError(f"header field {name!r}: the key {key!r:.60} is not a string")
+    if isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            _check_tree(name, part)
+
+
 def _encode_array(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.str not in ARRAY_DTYPES:
             raise TypeError(f"arrays of dtype {value.dtype} may not be sent")
-        return msgpack_numpy.encode(np.ascontiguousarray(value))
+        return msgpack_numpy.encode(np.asarray(value, order="C"))  # ascontiguousarray would make 0-d arrays 1-d
     raise TypeError(f"{type(value).__name__} may not be sent")
 
 

@@ -39,6 +39,7 @@ HELLO_S = 0.1  # between Hellos while there is no credit
 MAX_ITEMS_PER_MESSAGE = 1024
 MAX_TEXT = 512  # characters
 MAX_BYTES = 64
+MAX_INT = 1 << 63  # exclusive; a seq plus a count can then still be sent
 
 ITEM_CODECS = ("none",)
 UNROLLS = "unrolls"  # the table that actors insert into and the learner draws from
@@ -177,7 +178,7 @@ def decode(frame: bytes | memoryview, expected: tuple[type[Any], ...]) -> Any:
 
 def _fits(value: Any, expected: Any) -> bool:
     if expected is int:
-        return type(value) is int and 0 <= value < 1 << 64
+        return type(value) is int and 0 <= value < MAX_INT
     if expected is str:
         return type(value) is str and len(value) <= MAX_TEXT
     if expected is bytes:

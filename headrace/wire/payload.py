@@ -98,6 +98,8 @@ class PayloadSchema:
     def fill(self, buffer: Buffer, payloads: Iterable[bytes | memoryview]) -> None:
         """Copies payload b into row b of `buffer`: the one copy that a learner makes. ValueError on a wrong length."""
         for row, payload in zip(buffer, payloads, strict=True):
+            if len(payload) != self.payload_bytes:  # numpy would spread a single byte over the row
+                raise ValueError(f"a payload of {len(payload)} bytes; expected {self.payload_bytes}")
             row[:] = np.frombuffer(payload, np.uint8)
 
 

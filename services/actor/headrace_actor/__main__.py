@@ -31,6 +31,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from headrace.models.build import build_network
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
+    from headrace.rpc.options import REPORT_DEADLINE_S
     from headrace.telemetry import health as health_endpoints
     from headrace.telemetry import logs
     from headrace.telemetry.catalogue import ActorMetrics
@@ -78,7 +79,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     lifetime.on_stop(weights.cancel)
     lifetime.thread("keeper", partial(stream.keep, lifetime.stopping))
     lifetime.thread("weights", weights.run)
-    lifetime.thread("reports", partial(membership.report_forever, stream.ledger))
+    reports = lifetime.thread("reports", partial(membership.report_forever, stream.ledger))
 
     def stepped(inference_s: float, env_s: float, valid: int) -> None:
         metrics.inference_seconds.observe(inference_s)
@@ -113,6 +114,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     finally:
         stream.leave()
         membership.leave(stream.ledger())
+        reports.join(REPORT_DEADLINE_S)  # it would fail on a closed channel, and with it the process
         learner.close()
         slots.close()
 

@@ -134,6 +134,8 @@ class ItemStream:
         with self._lock:
             try:
                 self._flush()
+            except ComponentLost as error:
+                logger.warning("nothing more can be delivered: %s", error)
             finally:
                 self._drop(DropReason.STOPPED)
                 self._closed = True
@@ -216,8 +218,6 @@ class ItemStream:
                 logger.info("replay at %s grants a window of %d unrolls", self._me.address, message.window_items)
                 window.on_credit(message)
                 self._progress_at = self._heard_at
-            case Reset(expected=None):
-                window.disconnected()  # the shard does not know this connection: introduce it
             case Reset():
                 window.on_reset(message)
 

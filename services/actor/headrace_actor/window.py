@@ -97,7 +97,9 @@ class Window:
 
     def on_reset(self, reset: Reset) -> None:
         """The shard lacks items before those it got: send again from there."""
-        if reset.expected is not None:
+        if reset.expected is None or reset.expected < self.base:
+            self.disconnected()  # it does not know this connection, or what was given up on: introduce it
+        else:
             self._send_from(reset.expected)
 
     def disconnected(self) -> None:

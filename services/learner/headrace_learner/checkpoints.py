@@ -58,14 +58,18 @@ class CheckpointFolder:
             "sha256": hashlib.sha256(data).hexdigest(),
             **facts,
         }
-        _write(unfinished / _TENSORS, data)
-        _write(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
-        _sync(unfinished)
-        if final.exists():  # the same number of updates, saved again
-            shutil.rmtree(final)
-        unfinished.rename(final)
+        try:
+            _write(unfinished / _TENSORS, data)
+            _write(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
+            _sync(unfinished)
+            if final.exists():  # the same number of updates, saved again
+                final.rename(self.path / f"{_UNFINISHED}replaced-{os.getpid()}")
+            unfinished.rename(final)
+        except BaseException:
+            shutil.rmtree(unfinished, ignore_errors=True)  # a full disk is to have the room for the next attempt
+            raise
         _sync(self.path)
-        self._remove_old()
+        self._remove_others(final)
         return final
 
     def newest(self) -> Checkpoint | None:
@@ -82,8 +86,11 @@ class CheckpointFolder:
             return []
         return sorted(path for path in self.path.iterdir() if path.name.isdigit())
 
-    def _remove_old(self) -> None:
-        for path in self._finished()[: -self._keep]:
+    def _remove_others(self, saved: Path) -> None:
+        """Removes all but the newest `keep`. Those of more updates were broken when this run was resumed."""
+        paths = self._finished()
+        count = paths.index(saved) + 1
+        for path in (*paths[: max(0, count - self._keep)], *paths[count:]):
             shutil.rmtree(path, ignore_errors=True)
         for path in self.path.glob(_UNFINISHED + "*"):
             shutil.rmtree(path, ignore_errors=True)
@@ -92,11 +99,13 @@ class CheckpointFolder:
 def read_checkpoint(path: Path) -> Checkpoint:
     """Reads and verifies one checkpoint folder. OSError or ValueError says what is wrong with it."""
     manifest = json.loads((path / _MANIFEST).read_text())
+    if not isinstance(manifest, dict):
+        raise ValueError(f"{_MANIFEST} is damaged")
     if manifest.get("format") != FORMAT:
         raise ValueError(f"format {manifest.get('format')!r} is not {FORMAT}")
     data = (path / _TENSORS).read_bytes()
-    if len(data) != manifest["bytes"] or hashlib.sha256(data).hexdigest() != manifest["sha256"]:
-        raise ValueError(f"{_TENSORS} is damaged: {len(data)} bytes, {manifest['bytes']} were written")
+    if len(data) != manifest.get("bytes") or hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
+        raise ValueError(f"{_TENSORS} is damaged: {len(data)} bytes, {manifest.get('bytes')} were written")
     return Checkpoint(path, safetensors.torch.load(data), manifest)
 
 

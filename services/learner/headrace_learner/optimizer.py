@@ -6,8 +6,6 @@ pickle, and its first use imports torch's compiler, two seconds in which no acto
 
 from __future__ import annotations
 
-from typing import cast
-
 import torch
 from torch import Tensor, nn
 from torch.optim.adam import adam
@@ -34,8 +32,8 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, lr: float) -> None:
-        """Moves the parameters along their gradients (all must have one) with learning rate `lr`."""
-        gradients = [cast(Tensor, parameter.grad) for parameter in self._parameters]
+        """Moves the parameters along their gradients with learning rate `lr`. Without a gradient: as with zeros."""
+        gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
         config, state = self._config, self.state
         if config.optimizer == "adam":
             beta1, beta2 = config.adam_betas

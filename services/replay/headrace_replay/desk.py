@@ -77,6 +77,9 @@ class SampleDesk:
 
     def serve(self) -> Iterator[Served]:
         """Answers waiting requests, in the order in which they came, as far as the tables allow."""
+        run = self._shard.run
+        if run is None or run.epoch != self._epoch:
+            return  # the learner that asked is gone: its requests draw nothing more
         for request in self._requests.values():
             if request.reply is not None:
                 continue

@@ -118,6 +118,8 @@ class Shard:
                 raise RefusedError("epoch", f"epoch {run.epoch} is over; this shard is at {self.run.epoch}")
             if (run.schema, run.payload_bytes) != (self.run.schema, self.run.payload_bytes):
                 raise RefusedError("schema", "the payload schema of a run cannot change; restart the shard")
+            if (run.window_items, run.window_bytes) != (self.run.window_items, self.run.window_bytes):
+                self._routes.clear()  # a resumed learner may have other windows: every actor is to ask for its own anew
         for spec in run.tables:
             table = self.tables.get(spec.name)
             if table is None:
@@ -157,9 +159,12 @@ class Shard:
             while len(self._peers) >= MAX_PEERS:
                 oldest = next(iter(self._peers))
                 self._routes.pop(self._peers.pop(oldest).route, None)
-        self._peers[hello.actor] = peer  # the most recent last
         if self._routes.get(peer.route) is peer:
             del self._routes[peer.route]
+        if hello.seq > peer.expected - peer.waiting_items:
+            # It gave up on what still waits here. That may yet be stored, but takes no room in its window any more.
+            peer = Peer(route, peer.expected, peer.stored)
+        self._peers[hello.actor] = peer  # the most recent last
         peer.route = route
         peer.expected = max(peer.expected, hello.seq)  # what it gave up on will never come
         self._routes[route] = peer
@@ -186,11 +191,11 @@ class Shard:
             self._reject("gap", count)
             return Reset(peer.expected)
         known = min(count, peer.expected - header.seq)
+        waiting = peer.waiting_items + count - known
         new_bytes = sum(len(payload) for payload in payloads[known:])
-        if (
-            peer.waiting_items + count - known > self.run.window_items
-            or peer.waiting_bytes + new_bytes > self.run.window_bytes
-        ) and peer.waiting_items:
+        if waiting > self.run.window_items or (
+            waiting > 1 and peer.waiting_bytes + new_bytes > self.run.window_bytes  # a large one may come alone
+        ):
             return self._refuse(
                 "overflow", f"more than the window of {self.run.window_items} items is under way", count
             )

@@ -1,0 +1,199 @@
+"""`headrace bench train`: how fast a preset trains through the real services, beside what its parts do alone.
+
+One run of the services, learning on and replay in between, gives the rate in the steady state and the time to the goal.
+Two calibration lines from the same machine and minute say what to hold it against: the bare vector environment, and the
+bare learner step on a batch that is already there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from headrace.config import RunConfig
+from headrace.errors import ComponentLost
+
+WARM_UP_S = 3.0  # of training, before the steady state is measured
+CALIBRATION_S = 3.0
+
+
+def bench_train(config: RunConfig, seconds: float, as_json: bool) -> int:
+    """Runs the benchmark and prints its figures; returns the exit code.
+
+    seconds: how long the steady state is measured. The run goes on past its goal for that.
+    """
+    bare_env = _in_own_process(config, "bare_env")
+    bare_learner = _in_own_process(config, "bare_learner")
+    figures = _train(config, seconds) | {
+        "bare_env_steps_per_s": bare_env,
+        "bare_learner_steps_per_s": bare_learner,
+    }
+    figures["share_of_bare_env"] = figures["steps_per_s"] / bare_env
+    figures["share_of_bare_learner"] = figures["steps_per_s"] / bare_learner
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n" if as_json else _table(config, figures))
+    return 0
+
+
+def _train(config: RunConfig, seconds: float) -> dict[str, Any]:
+    """One run of the real services; `return_` is watched here, so that training goes on after it."""
+    goal = config.stop.return_
+    with tempfile.TemporaryDirectory(prefix="headrace-bench-") as folder:
+        run_dir = Path(folder) / "run"
+        running = config.model_copy(
+            update={
+                "stop": config.stop.model_copy(
+                    update={"return_": None, "steps": None, "updates": None, "wall_s": seconds + WARM_UP_S}
+                ),
+                "telemetry": config.telemetry.model_copy(update={"log_every_s": 0.25, "tensorboard": False}),
+            }
+        )
+        source = Path(folder) / "bench.yaml"
+        source.write_text(running.to_yaml())
+        started_at = time.time()
+        command = [sys.executable, "-m", "headrace.cli", "train", str(source), "--run-dir", str(run_dir)]
+        command += ["--summary-json", f"{folder}/summary.json"]
+        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        if done.returncode != 0:
+            raise ComponentLost(f"the benchmark's run ended with code {done.returncode}: {done.stderr.strip()[-400:]}")
+        records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+        summary = json.loads(Path(f"{folder}/summary.json").read_text())
+    return {
+        "steps_per_s": _steady_rate(records),
+        "time_to_solve_s": _time_to(goal, config.stop.episodes, records, started_at),
+        "policy_lag": summary["policy_lag"],
+        "updates_per_s": statistics.median(record["updates_per_s"] for record in _steady(records)),
+        "actors": config.actor.count,
+    }
+
+
+def _steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records after the warm-up, which begins with the first update."""
+    begun = next((record["time"] for record in records if record["updates"] > 0), None)
+    steady = [record for record in records if begun is not None and record["time"] >= begun + WARM_UP_S]
+    if len(steady) < 2:
+        raise ComponentLost("the run was too short for a steady state; give it more --seconds")
+    return steady
+
+
+def _steady_rate(records: list[dict[str, Any]]) -> float:
+    """Trained steps per second over the whole steady state."""
+    first, *_, last = _steady(records)
+    return float((last["trained_steps"] - first["trained_steps"]) / (last["time"] - first["time"]))
+
+
+def _time_to(goal: float | None, episodes: int, records: list[dict[str, Any]], started_at: float) -> float | None:
+    """Seconds from the command until the mean return of enough episodes reached the goal; None if it did not."""
+    for record in records:
+        full = record["episodes"] >= episodes
+        if goal is not None and full and record["mean_return"] is not None and record["mean_return"] >= goal:
+            return float(record["time"] - started_at)
+    return None
+
+
+# -- calibration -----------------------------------------------------------------------------------------------------
+
+
+def _in_own_process(config: RunConfig, part: str) -> float:
+    """Measures one part alone, in a process of its own with one thread, as in the services."""
+    code = (
+        "import sys, json; from headrace import bench; from headrace.config import RunConfig; "
+        f"print(bench.{part}(RunConfig.model_validate_json(sys.stdin.read())))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=config.model_dump_json(by_alias=True),
+        capture_output=True,
+        text=True,
+        env=_one_thread_environment(),
+    )
+    if done.returncode != 0:
+        raise ComponentLost(f"the calibration {part} failed: {done.stderr.strip()[-400:]}")
+    return float(done.stdout)
+
+
+def _one_thread_environment() -> dict[str, str]:
+    """This process's environment with one thread for every numerical library."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+
+def bare_env(config: RunConfig) -> float:
+    """Steps per second of the vector environment alone, with random actions (valid ticks)."""
+    import numpy as np
+
+    from headrace.envs.slots import make_slots
+
+    slots = make_slots(config.env, config.imports)
+    random = np.random.default_rng(config.seed)
+    actions = random.integers(0, slots.spaces.action.n, (64, slots.num_slots))
+    slots.reset(range(slots.num_slots))
+    valid = np.ones(slots.num_slots, np.bool_)
+    steps, rounds, started = 0, 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < CALIBRATION_S:
+        _, _, terminated, truncated = slots.step(actions[rounds % 64])
+        steps += int(np.count_nonzero(valid))
+        valid = ~((terminated | truncated) & valid)
+        rounds += 1
+    slots.close()
+    return steps / elapsed
+
+
+def bare_learner(config: RunConfig) -> float:
+    """Steps per second of the trainer alone, on one batch of random unrolls that lies in memory."""
+    import numpy as np
+    import torch
+
+    from headrace import unroll
+    from headrace.agents import vtrace
+    from headrace.agents.batch import UnrollBatch
+    from headrace.envs.slots import make_slots
+    from headrace.models.build import build_network
+    from headrace_learner.trainer import Trainer, choose_device
+
+    torch.set_num_threads(1)
+    spaces = make_slots(config.env.model_copy(update={"num_envs": 1}), config.imports).spaces
+    network = build_network(config.model, spaces)
+    schema = vtrace.payload_schema(config.agent, spaces, network)
+    views = schema.views(schema.allocate(config.learner.batch_size))
+    random = np.random.default_rng(config.seed)
+    views[unroll.OBSERVATION][:] = random.standard_normal(views[unroll.OBSERVATION].shape)
+    views[unroll.ACTION][:] = random.integers(0, spaces.action.n, views[unroll.ACTION].shape)
+    views[unroll.VALID][:] = True
+    views[unroll.REWARD][:] = 1.0
+    views[f"{unroll.BEHAVIOUR}/log_prob"][:] = -np.log(spaces.action.n)
+    trainer = Trainer(network, config, choose_device(config.learner.device))
+    ticks = config.learner.batch_size * config.agent.unroll_length
+
+    def update() -> None:
+        trainer.update(UnrollBatch.from_views(views, trainer.device), ticks)
+
+    for _ in range(20):
+        update()
+    updates, started = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - started) < CALIBRATION_S:
+        update()
+        updates += 1
+    return updates * ticks / elapsed
+
+
+def _table(config: RunConfig, figures: dict[str, Any]) -> str:
+    lag, solved = figures["policy_lag"], figures["time_to_solve_s"]
+    rows = [
+        ("trained, steady state", f"{figures['steps_per_s']:,.0f} steps/s ({figures['updates_per_s']:.0f} updates/s)"),
+        ("bare environment", f"{figures['bare_env_steps_per_s']:,.0f} steps/s"),
+        ("share of it", f"{figures['share_of_bare_env']:.2f}"),
+        ("bare learner step", f"{figures['bare_learner_steps_per_s']:,.0f} steps/s"),
+        ("share of it", f"{figures['share_of_bare_learner']:.2f}"),
+        ("command to goal", "not reached" if solved is None else f"{solved:.1f} s"),
+        ("policy lag", f"{lag['min']} / {lag['mean']:.1f} / {lag['max']} updates (min / mean / max)"),
+    ]
+    title = (
+        f"{config.name}: {figures['actors']} actor(s) x {config.env.num_envs} environments, {config.env.vectorization}"
+    )
+    return "\n".join([title, *(f"  {name:<22} {value}" for name, value in rows)]) + "\n"

@@ -1,0 +1,97 @@
+"""The rate limiter: Reverb's numbers, and bounds that hold under any schedule."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace_replay.limiter import RateLimiter
+
+
+def insert_until_blocked(limiter: RateLimiter, limit: int = 1000) -> int:
+    count = 0
+    while count < limit and limiter.can_insert(1):
+        limiter.inserts += 1
+        count += 1
+    return count
+
+
+def sample_until_blocked(limiter: RateLimiter, limit: int = 1000) -> int:
+    count = 0
+    while count < limit and limiter.can_sample(1):
+        limiter.samples += 1
+        count += 1
+    return count
+
+
+def test_samples_per_insert_2_min_size_3_buffer_4_blocks_after_5_inserts_and_8_samples() -> None:
+    limiter = RateLimiter.ratio(2.0, min_size=3, error_buffer=4.0)
+    assert insert_until_blocked(limiter) == 5
+    assert sample_until_blocked(limiter) == 8
+    assert insert_until_blocked(limiter) == 4
+    assert sample_until_blocked(limiter) == 8
+
+
+def test_nothing_is_sampled_before_the_table_has_its_least_size() -> None:
+    limiter = RateLimiter.ratio(1.0, min_size=3, error_buffer=100.0)
+    limiter.inserts = 2
+    assert not limiter.can_sample(1)
+    limiter.inserts = 3
+    assert limiter.can_sample(1)
+    limiter.deletes = 1
+    assert not limiter.can_sample(1)
+
+
+def test_inserts_up_to_the_least_size_are_always_allowed_so_that_a_table_can_fill() -> None:
+    limiter = RateLimiter.ratio(1.0, min_size=5, error_buffer=1.0)
+    assert insert_until_blocked(limiter) == 6
+    limiter.deletes = 6  # everything was removed without having been sampled
+    assert insert_until_blocked(limiter) == 5
+
+
+@pytest.mark.parametrize("max_items", [1, 2, 7])
+def test_a_queue_holds_at_most_its_items_and_samples_each_once(max_items: int) -> None:
+    limiter = RateLimiter.queue(max_items)
+    assert not limiter.can_sample(1)
+    assert insert_until_blocked(limiter) == max_items
+    assert limiter.can_sample(max_items)
+    assert not limiter.can_sample(max_items + 1)
+    limiter.samples += max_items
+    limiter.deletes += max_items
+    assert not limiter.can_sample(1)
+    assert insert_until_blocked(limiter) == max_items
+
+
+limiters = st.one_of(
+    st.builds(RateLimiter.queue, st.integers(1, 8)),
+    st.builds(RateLimiter.ratio, st.sampled_from([0.5, 1.0, 2.0, 3.5]), st.integers(1, 6), st.floats(4, 20)),
+)
+
+
+@given(limiters, st.lists(st.tuples(st.sampled_from(["insert", "sample", "delete"]), st.integers(1, 4)), max_size=60))
+def test_the_difference_stays_within_its_bounds_and_allowance_agrees_with_the_question(
+    limiter: RateLimiter, schedule: list[tuple[str, int]]
+) -> None:
+    for action, count in schedule:
+        if action == "insert" and limiter.can_insert(count):
+            limiter.inserts += count
+            # above the bound only while the table fills to its least size
+            filling = limiter.inserts - limiter.deletes <= limiter.min_size
+            assert filling or limiter.inserts * limiter.samples_per_insert - limiter.samples <= limiter.max_diff
+        elif action == "sample" and limiter.can_sample(count):
+            limiter.samples += count
+            assert limiter.inserts * limiter.samples_per_insert - limiter.samples >= limiter.min_diff
+        elif action == "delete" and limiter.inserts - limiter.deletes >= count:
+            limiter.deletes += count
+        allowed = limiter.insertable()
+        assert allowed == 0 or limiter.can_insert(int(allowed))
+        assert not limiter.can_insert(int(allowed) + 1)
+
+
+def test_without_samples_per_insert_inserts_are_never_blocked() -> None:
+    limiter = RateLimiter.ratio(0.0, min_size=1, error_buffer=1.0)
+    assert limiter.insertable() == math.inf
+    assert insert_until_blocked(limiter) == 1000

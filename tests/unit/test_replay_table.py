@@ -1,0 +1,82 @@
+"""The fifo table: order, each item once, bounds in items and bytes, ids that are never reused."""
+
+from __future__ import annotations
+
+from headrace.wire.items import Item
+from headrace_replay.table import FifoTable
+
+
+def item(tag: int, size: int = 10) -> Item:
+    return Item(bytes([tag]) * size, new_ticks=tag, version=tag)
+
+
+def table(max_items: int = 4, max_bytes: int = 1000) -> FifoTable:
+    return FifoTable("unrolls", max_items, max_bytes, clock=lambda: 12.5)
+
+
+def test_items_leave_oldest_first_each_once_and_with_probability_one() -> None:
+    made = table()
+    for tag in range(1, 5):
+        made.insert(item(tag))
+    first, second = made.draw(3), made.draw(1)
+    assert [stored.item.new_ticks for stored in first.stored] == [1, 2, 3]
+    assert [stored.item.new_ticks for stored in second.stored] == [4]
+    assert first.probabilities == [1.0] * 3
+    assert (first.table_size, second.table_size) == (4, 1)
+    assert first.stored[0].inserted_at == 12.5
+    assert not made.can_draw(1)
+
+
+def test_ids_grow_and_are_never_reused() -> None:
+    made = table()
+    ids = []
+    for _ in range(3):
+        ids += [made.insert(item(1)) for _ in range(4)]
+        made.draw(4)
+    assert ids == list(range(1, 13))
+
+
+def test_a_full_table_admits_nothing_until_something_was_drawn() -> None:
+    made = table(max_items=2)
+    for tag in (1, 2):
+        assert made.can_insert(item(tag))
+        made.insert(item(tag))
+    assert not made.can_insert(item(3))
+    made.draw(1)
+    assert made.can_insert(item(3))
+
+
+def test_bytes_bound_the_table_as_well_and_an_item_larger_than_all_of_it_gets_in_alone() -> None:
+    made = table(max_items=10, max_bytes=25)
+    made.insert(item(1))
+    made.insert(item(2))
+    assert made.nbytes == 20
+    assert not made.can_insert(item(3))
+    assert made.can_insert(item(3, size=5))
+    made.draw(2)
+    assert made.nbytes == 0
+    assert made.can_insert(item(3, size=26))
+    made.insert(item(3, size=26))
+    assert not made.can_insert(item(4, size=1))
+
+
+def test_a_draw_waits_until_the_whole_batch_is_there() -> None:
+    made = table()
+    made.insert(item(1))
+    made.insert(item(2))
+    assert made.can_draw(2)
+    assert not made.can_draw(3)
+
+
+def test_every_item_is_accounted_for() -> None:
+    made = table()
+    for _ in range(3):
+        for tag in range(4):
+            made.insert(item(tag))
+        made.draw(3)
+        made.draw(1)
+    made.insert(item(9))
+    assert made.inserted == 13
+    assert made.removed == {"sampled": 12}
+    assert made.inserted == len(made) + sum(made.removed.values())
+    assert made.sampled == 12

@@ -1,0 +1,172 @@
+"""Sockets: whole messages, exact rows, refusals that leave the socket usable, and waits that end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+
+from headrace.errors import ConfigError
+from headrace.wire import sockets
+from headrace.wire.header import MalformedError
+
+Socket = zmq.Socket[bytes]
+LARGE = sockets.COPY_BELOW_BYTES + 64
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[Socket]]:
+    made = zmq.Context[Socket](io_threads=1)
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture
+def pair(context: zmq.Context[Socket]) -> tuple[Socket, Socket, bytes]:
+    """A router, a dealer connected to it, and the dealer's route."""
+    router, port = sockets.bind(context, "127.0.0.1", 0)
+    dealer = sockets.connect(context, f"127.0.0.1:{port}")
+    assert sockets.send(dealer, [b"hello"])
+    route = arrived(lambda: sockets.receive(router))[0]
+    return router, dealer, bytes(route)
+
+
+def arrived(receive: Callable[[], Any], limit_s: float = 10.0) -> Any:
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        result = receive()
+        if result is not None:
+            return result
+        time.sleep(0.002)
+    raise AssertionError("nothing came")
+
+
+@pytest.mark.parametrize("expected_bytes", [0, LARGE])
+def test_a_message_arrives_whole_whatever_the_size_of_its_frames(
+    pair: tuple[Socket, Socket, bytes], expected_bytes: int
+) -> None:
+    router, dealer, route = pair
+    frames = [b"header", bytes(LARGE), b"", np.arange(LARGE, dtype=np.uint8).data]
+    assert sockets.send(dealer, frames)
+    received = arrived(lambda: sockets.receive(router, expected_bytes))
+    assert [bytes(frame) for frame in received] == [route, *map(bytes, frames)]
+    assert sockets.receive(router, expected_bytes) is None
+
+
+def test_small_frames_are_copies_so_that_keeping_one_does_not_keep_the_message(
+    pair: tuple[Socket, Socket, bytes],
+) -> None:
+    router, dealer, _ = pair
+    assert sockets.send(dealer, [b"header", b"small"])
+    assert all(type(frame) is bytes for frame in arrived(lambda: sockets.receive(router, LARGE)))
+
+
+def test_a_large_frame_that_was_sent_may_not_change_under_the_receiver(pair: tuple[Socket, Socket, bytes]) -> None:
+    router, dealer, _ = pair
+    rows = [np.full(LARGE, index, np.uint8) for index in range(8)]
+    for row in rows:
+        assert sockets.send(dealer, [b"header", memoryview(row)])
+    del row, rows
+    for index in range(8):
+        frame = arrived(lambda: sockets.receive(router, LARGE))[2]
+        assert set(bytes(frame)) == {index}
+
+
+def test_sending_to_a_peer_that_left_says_so_and_does_not_wait(pair: tuple[Socket, Socket, bytes]) -> None:
+    router, dealer, route = pair
+    assert sockets.send(router, [route, b"here"])
+    dealer.close()
+    deadline = time.monotonic() + 10
+    while sockets.send(router, [route, b"gone"]):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not sockets.send(router, [b"nobody", b"unknown route"])
+
+
+def test_a_peer_that_does_not_read_is_noticed_after_a_bounded_number_of_messages(
+    context: zmq.Context[Socket],
+) -> None:
+    dealer = sockets.connect(context, "127.0.0.1:9")  # nobody is there
+    sent = 0
+    while sockets.send(dealer, [b"x"]):
+        sent += 1
+        assert sent <= sockets.HIGH_WATER_MARK
+    assert not sockets.send(dealer, [b"x", bytes(LARGE)])
+
+
+def test_each_frame_is_received_straight_into_its_row(pair: tuple[Socket, Socket, bytes]) -> None:
+    router, dealer, route = pair
+    rows = np.zeros((2, LARGE), np.uint8)
+    sent = np.arange(2 * LARGE, dtype=np.uint8).reshape(2, LARGE)
+    assert sockets.send(router, [route, b"header", sent[0].data, sent[1].data])
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"header"
+    sockets.receive_rows(dealer, rows)
+    np.testing.assert_array_equal(rows, sent)
+
+
+@pytest.mark.parametrize(
+    ("payloads", "reason"),
+    [
+        ([bytes(100)], "too few"),
+        ([], "too few"),
+        ([bytes(100)] * 4, "2 frames too many"),
+        ([bytes(99), bytes(100)], "wrong length"),
+        ([bytes(100), bytes(101)], "wrong length"),
+        ([b"", bytes(200)], "wrong length"),
+    ],
+)
+def test_frames_that_do_not_fit_the_rows_are_refused_and_the_next_message_is_read_in_step(
+    pair: tuple[Socket, Socket, bytes], payloads: list[bytes], reason: str
+) -> None:
+    router, dealer, route = pair
+    rows = np.zeros((2, 100), np.uint8)
+    assert sockets.send(router, [route, b"bad", *payloads])
+    assert sockets.send(router, [route, b"good", bytes([1]) * 100, bytes([2]) * 100])
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"bad"
+    with pytest.raises(MalformedError, match=reason):
+        sockets.receive_rows(dealer, rows)
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"good"
+    sockets.receive_rows(dealer, rows)
+    assert rows.sum(axis=1).tolist() == [100, 200]
+
+
+def test_the_rest_of_a_message_can_be_skipped(pair: tuple[Socket, Socket, bytes]) -> None:
+    router, dealer, route = pair
+    assert sockets.send(router, [route, b"bad", b"x", bytes(LARGE)])
+    assert sockets.send(router, [route, b"next"])
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"bad"
+    assert sockets.skip_frames(dealer) == 2
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"next"
+    assert sockets.skip_frames(dealer) == 0
+    assert sockets.receive_header(dealer) is None
+
+
+@pytest.mark.parametrize("expected_bytes", [0, LARGE])
+def test_a_message_of_too_many_frames_is_refused_and_the_next_one_is_read(
+    pair: tuple[Socket, Socket, bytes], expected_bytes: int
+) -> None:
+    router, dealer, route = pair
+    assert sockets.send(dealer, [b"x"] * (sockets.MAX_FRAMES + 1))
+    assert sockets.send(dealer, [b"next"])
+    with pytest.raises(MalformedError, match="frames"):
+        arrived(lambda: sockets.receive(router, expected_bytes))
+    assert arrived(lambda: sockets.receive(router, expected_bytes)) == [route, b"next"]
+
+
+def test_a_port_that_is_taken_is_a_configuration_error_that_names_it(context: zmq.Context[Socket]) -> None:
+    _, port = sockets.bind(context, "127.0.0.1", 0)
+    with pytest.raises(ConfigError, match=f"127.0.0.1:{port}"):
+        sockets.bind(context, "127.0.0.1", port)
+
+
+def test_closing_never_waits_for_a_peer_that_is_away(context: zmq.Context[Socket]) -> None:
+    dealer = sockets.connect(context, "127.0.0.1:9")
+    assert sockets.send(dealer, [bytes(1000)])
+    started = time.monotonic()
+    dealer.close()
+    context.term()
+    assert time.monotonic() - started < 2.0
