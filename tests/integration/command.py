@@ -1,0 +1,224 @@
+"""The real `headrace` command as a subprocess: what it printed, its processes, and the run's folder, while it runs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from harness import Process, Processes, until
+
+HERE = Path(__file__).resolve().parent
+RUN_S = 120.0  # the longest that one run may take, on a slow and busy machine
+_LEFT_S = 5.0  # for the kernel to bury what was killed
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Command:
+    """One started command. `Processes` kills it with its whole tree when its `with` is left."""
+
+    process: Process
+    processes: Processes
+    run_dir: Path
+    summary_file: Path
+
+    # -- while it runs ---------------------------------------------------------------------------------------------
+
+    def children(self) -> dict[str, list[psutil.Process]]:
+        """Its direct children that are services, by service: actor, replay, learner."""
+        found: dict[str, list[psutil.Process]] = {"actor": [], "replay": [], "learner": []}
+        try:
+            children = psutil.Process(self.process.popen.pid).children()
+        except psutil.NoSuchProcess:
+            return found
+        for child in children:
+            try:
+                words = child.cmdline()
+            except psutil.Error:  # it ended meanwhile
+                continue
+            if len(words) > 2 and words[1] == "-m" and words[2].startswith("headrace_"):
+                found[words[2].removeprefix("headrace_")].append(child)
+        return found
+
+    def child(self, service: str, *, other_than: int = 0) -> psutil.Process:
+        """The one process of a service; waits until it is there, as another process than that pid if one is given."""
+
+        def there() -> psutil.Process | None:
+            self._still_running()
+            found = [child for child in self.children()[service] if child.pid != other_than]
+            return found[0] if found else None
+
+        process = until(there, f"a {service} process", RUN_S)
+        assert isinstance(process, psutil.Process)
+        return process
+
+    def records(self) -> list[Record]:
+        """The whole lines of metrics.jsonl so far."""
+        try:
+            text = (self.run_dir / "metrics.jsonl").read_text()
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in text.split("\n")[:-1] if line]
+
+    def newest(self) -> Record:
+        """The newest record; waits for the first one."""
+
+        def there() -> list[Record]:
+            self._still_running()
+            return self.records()
+
+        return dict(until(there, "the first record", RUN_S)[-1])
+
+    def wait_for(self, key: str, above: float, since: float = 0.0) -> Record:
+        """The first record, written after the Unix time `since`, in which `key` is above that."""
+
+        def there() -> Record | None:
+            self._still_running()
+            new = (r for r in self.records() if r["time"] > since and r[key] is not None and r[key] > above)
+            return next(new, None)
+
+        return dict(until(there, f"{key} to grow beyond {above}", RUN_S))
+
+    def _still_running(self) -> None:
+        assert self.process.running, f"ended with {self.process.popen.returncode}: {self.output()} {self.errors()}"
+
+    # -- once it has ended -----------------------------------------------------------------------------------------
+
+    def wait(self, timeout_s: float = RUN_S) -> int:
+        return self.process.wait(timeout_s)
+
+    def output(self) -> list[str]:
+        return self.process.log.read_text(errors="replace").splitlines()
+
+    def errors(self) -> list[str]:
+        return self.process.errors().splitlines()
+
+    def summary(self) -> Record:
+        return dict(json.loads(self.summary_file.read_text()))
+
+    def versions(self) -> Record:
+        return dict(json.loads((self.run_dir / "versions.json").read_text()))
+
+    def checkpoints(self) -> list[Path]:
+        """The finished checkpoints, the oldest first."""
+        return sorted(path for path in (self.run_dir / "checkpoints").glob("*") if path.name.isdigit())
+
+    def manifest(self) -> Record:
+        """Of the newest checkpoint."""
+        return dict(json.loads((self.checkpoints()[-1] / "manifest.json").read_text()))
+
+    def resume_arguments(self) -> list[str]:
+        """What follows `headrace` in the line that was printed for resuming the run."""
+        told = re.findall(r"resume with: headrace (.* --resume must(?: --serial)?)", self.process.text())
+        assert len(told) == 1, self.process.text()
+        return shlex.split(told[0])
+
+    def left(self) -> list[psutil.Process]:
+        """What still runs of it, descendants included; waits a moment for what was killed to be gone."""
+        deadline = time.monotonic() + _LEFT_S
+        while (left := self.processes.left()) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        return left
+
+
+def start(
+    folder: Path, arguments: Sequence[str], *, run_dir: Path | None = None, processes: Processes | None = None
+) -> Command:
+    """Starts `headrace ARGUMENTS` in `folder`, beside which nothing else of this test writes.
+
+    run_dir: where `train` runs; given to it, unless the arguments do.
+    processes: who ends it; by default the caller has to, by leaving `with command.processes`.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    run_dir = run_dir or folder / "run"
+    words, summary = list(arguments), folder / "summary.json"
+    if words[0] == "train":
+        words += [] if "--run-dir" in words else ["--run-dir", str(run_dir)]
+        words += [] if "--summary-json" in words else ["--summary-json", str(summary)]
+    owner = processes or Processes(folder)
+    process = owner.start(words[0], ["-m", "headrace.cli", *words], path=[HERE], cwd=folder)
+    return Command(process, owner, run_dir, summary)
+
+
+@contextmanager
+def running(folder: Path, arguments: Sequence[str], *, run_dir: Path | None = None) -> Iterator[Command]:
+    """As `start`; whatever is left of it is killed in the end."""
+    with Processes(_made(folder)) as processes:
+        yield start(folder, arguments, run_dir=run_dir, processes=processes)
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+# -- the ledger --------------------------------------------------------------------------------------------------------
+
+
+def assert_identities_hold(ledger: Mapping[str, Any]) -> None:
+    """DESIGN section 7, after a drain: every item is somewhere."""
+    actor, replay, learner = ledger["actor"], ledger["replay"], ledger["learner"]
+    assert actor["made"] > 0
+    assert actor["made"] == actor["acknowledged"] + actor["held"] + sum(actor["dropped"].values()) + actor["unknown"]
+    assert actor["held"] == 0
+    assert replay["received"] == (
+        replay["stored"] + replay["duplicate"] + sum(replay["rejected"].values()) + replay["waiting"]
+    )
+    assert replay["stored"] == replay["present"] + sum(replay["removed"].values()) + replay["lost_at_restart"]
+    assert learner["drawn"] == learner["trained"] + learner["queued"] + sum(learner["discarded"].values())
+    # What the learner drew was drawn at replay, and what a dead shard did not live to tell of it is unknown.
+    assert replay["removed"]["sampled"] + replay["unknown"] == learner["drawn"] + learner["unknown"]
+
+
+def assert_nothing_was_lost(ledger: Mapping[str, Any]) -> None:
+    """What holds as well if nobody was killed."""
+    actor, replay, learner = ledger["actor"], ledger["replay"], ledger["learner"]
+    assert actor["acknowledged"] == replay["stored"]
+    assert replay["removed"]["sampled"] == learner["drawn"]
+    assert (actor["unknown"], replay["unknown"], learner["unknown"], replay["lost_at_restart"]) == (0, 0, 0, 0)
+
+
+# -- an environment whose goal the test decides about ------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A configuration whose goal is reached once `open` was called, and never before."""
+
+    folder: Path
+
+    @property
+    def config(self) -> str:
+        """Path of the configuration file."""
+        return str(self.folder / "gated.yaml")
+
+    def write(self) -> Gate:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        Path(self.config).write_text(_GATED.format(gate=self._file))
+        return self
+
+    def open(self) -> None:
+        self._file.touch()
+
+    @property
+    def _file(self) -> Path:
+        return self.folder / "gate-is-open"
+
+
+_GATED = """
+env: {{id: "gated_environment:GatedEnv", kwargs: {{gate: "{gate}"}}, num_envs: 8}}
+agent: {{unroll_length: 10}}
+actor: {{count: 1, report_s: 0.1}}
+learner: {{batch_size: 8, device: cpu, checkpoint_s: 0.3}}
+stop: {{return_: 10, episodes: 20}}
+telemetry: {{log_every_s: 0.1, tensorboard: false}}
+"""
