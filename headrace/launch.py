@@ -23,7 +23,7 @@ from headrace.service_args import TrainOptions
 from headrace.telemetry.progress import ProgressView
 
 MAX_FAILURES = 5  # of one service in a row
-HEALTHY_S = 10.0  # a service that ran so long has not failed at its start
+HEALTHY_S = 30.0  # a service that ran so long has not failed at its start
 FIRST_BACKOFF_S, MAX_BACKOFF_S = 0.2, 10.0
 STOP_ACTOR_S, STOP_LEARNER_S, STOP_REPLAY_S = 8.0, 60.0, 5.0
 _POLL_S = 0.05

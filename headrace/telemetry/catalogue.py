@@ -139,7 +139,7 @@ class ReplayMetrics(ServerMetrics):
     """Metrics of one replay shard."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        super().__init__("replay", registry, (Peer.ACTOR, Peer.LEARNER), ReplayMethod)
+        super().__init__("replay", registry, (Peer.ACTOR,), ReplayMethod)
         counter, gauge, histogram = self._family.counter, self._family.gauge, self._family.histogram
 
         self.items = gauge("items", "items", "Items in the table")

@@ -41,7 +41,6 @@ class RemoveReason(StrEnum):
     """Why an item left its table."""
 
     SAMPLED = "sampled"  # drawn as often as the table allows
-    REPLACED = "replaced"  # made room for a newer one
 
 
 class RefusalReason(StrEnum):
@@ -83,7 +82,6 @@ class LossComponent(StrEnum):
 class DiscardReason(StrEnum):
     """Why the learner did not train on an item that it had drawn."""
 
-    EPOCH = "epoch"  # drawn for an earlier start of the learner
     STOPPED = "stopped"  # not yet trained when the learner stopped
     NONFINITE = "nonfinite"  # its batch's loss or gradient was not finite
     MALFORMED = "malformed"  # the batch could not be decoded

@@ -15,6 +15,8 @@ from typing import Any
 import psutil
 from harness import Process, Processes, until
 
+from headrace.config import RunConfig, load_config
+
 HERE = Path(__file__).resolve().parent
 RUN_S = 120.0  # the longest that one run may take, on a slow and busy machine
 _LEFT_S = 5.0  # for the kernel to bury what was killed
@@ -105,6 +107,10 @@ class Command:
     def summary(self) -> Record:
         return dict(json.loads(self.summary_file.read_text()))
 
+    def config(self) -> RunConfig:
+        """What the run's folder says that it was run with."""
+        return load_config(self.run_dir / "config.yaml", environ={})
+
     def versions(self) -> Record:
         return dict(json.loads((self.run_dir / "versions.json").read_text()))
 
@@ -130,35 +136,28 @@ class Command:
         return left
 
 
-def start(
-    folder: Path, arguments: Sequence[str], *, run_dir: Path | None = None, processes: Processes | None = None
-) -> Command:
-    """Starts `headrace ARGUMENTS` in `folder`, beside which nothing else of this test writes.
+def start(processes: Processes, arguments: Sequence[str]) -> Command:
+    """Starts `headrace ARGUMENTS` in the folder of `processes`, which ends it.
 
-    run_dir: where `train` runs; given to it, unless the arguments do.
-    processes: who ends it; by default the caller has to, by leaving `with command.processes`.
+    `train` runs in that folder's `run`, unless the arguments say where, and writes its `summary.json`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    run_dir = run_dir or folder / "run"
-    words, summary = list(arguments), folder / "summary.json"
+    folder = processes.folder
+    words, run_dir, summary = list(arguments), folder / "run", folder / "summary.json"
     if words[0] == "train":
-        words += [] if "--run-dir" in words else ["--run-dir", str(run_dir)]
-        words += [] if "--summary-json" in words else ["--summary-json", str(summary)]
-    owner = processes or Processes(folder)
-    process = owner.start(words[0], ["-m", "headrace.cli", *words], path=[HERE], cwd=folder)
-    return Command(process, owner, run_dir, summary)
+        words += ["--summary-json", str(summary)]
+        if "--run-dir" in words:
+            run_dir = Path(words[words.index("--run-dir") + 1])
+        else:
+            words += ["--run-dir", str(run_dir)]
+    process = processes.start(words[0], ["-m", "headrace.cli", *words], path=[HERE], cwd=folder)
+    return Command(process, processes, run_dir, summary)
 
 
 @contextmanager
-def running(folder: Path, arguments: Sequence[str], *, run_dir: Path | None = None) -> Iterator[Command]:
-    """As `start`; whatever is left of it is killed in the end."""
-    with Processes(_made(folder)) as processes:
-        yield start(folder, arguments, run_dir=run_dir, processes=processes)
-
-
-def _made(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def running(folder: Path, arguments: Sequence[str]) -> Iterator[Command]:
+    """As `start`, in `folder`; whatever is left of it is killed in the end."""
+    with Processes(folder) as processes:
+        yield start(processes, arguments)
 
 
 # -- the ledger --------------------------------------------------------------------------------------------------------
@@ -202,7 +201,6 @@ class Gate:
         return str(self.folder / "gated.yaml")
 
     def write(self) -> Gate:
-        self.folder.mkdir(parents=True, exist_ok=True)
         Path(self.config).write_text(_GATED.format(gate=self._file))
         return self
 

@@ -56,7 +56,7 @@ def test_each_layer_beats_the_one_before(tmp_path: Path) -> None:
     path = write(tmp_path, "preset: cartpole\nenv: {num_envs: 7}\nlearner: {batch_size: 11, prefetch: 2}\n")
     environ = {"HEADRACE_CONFIG__LEARNER__BATCH_SIZE": "12", "HEADRACE_CONFIG__LEARNER__PREFETCH": "3"}
     config = load_config(path, [("learner.prefetch", "4")], environ)
-    assert config.agent.discount == 0.99  # default
+    assert config.agent.baseline_cost == 0.5  # default
     assert config.stop.return_ == 475  # preset
     assert config.env.num_envs == 7  # file beats preset
     assert config.learner.batch_size == 12  # environment beats file
@@ -72,7 +72,7 @@ def test_the_shown_configuration_tells_where_each_value_came_from(tmp_path: Path
     assert "  lr: 0.5  # HEADRACE_CONFIG__LEARNER__LR" in lines
     assert "seed: 9  # HEADRACE_SEED" in lines
     assert "  count: 3  # --actors" in lines
-    assert "  discount: 0.99" in lines  # a default: no comment
+    assert "  baseline_cost: 0.5" in lines  # a default: no comment
 
 
 def test_yaml_of_a_configuration_reads_back_equal(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_a_source_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("key", "text", "other"),
     [
-        ("replay.max_items", "31", "learner.batch_size = 32 (preset cartpole)"),
+        ("replay.max_items", "1", "learner.batch_size = {batch_size} (preset cartpole)"),
         ("agent.clip_rho", "0.5", "agent.clip_c = 1.0 (default)"),
         ("model.kwargs.width", "3", "model.network = null (default)"),
     ],
@@ -229,7 +229,7 @@ def test_a_source_that_cannot_be_read_is_refused_in_one_line(tmp_path: Path) -> 
 def test_a_contradiction_names_both_keys_and_where_they_come_from(key: str, text: str, other: str) -> None:
     message = refusal("cartpole", (key, text))
     assert f"(--{key})" in message
-    assert other in message
+    assert other.format(batch_size=with_flags().learner.batch_size) in message
     assert message.endswith("change one of them")
 
 
@@ -262,7 +262,7 @@ def test_a_schedule_is_linear_and_then_constant() -> None:
 def test_a_schedule_can_be_set_by_its_parts_and_must_be_whole(tmp_path: Path) -> None:
     path = write(tmp_path, "preset: cartpole\nlearner: {lr: {start: 1, end: 0, steps: 10}}\n")
     assert load_config(path, [("learner.lr.end", "0.5")], {}).learner.lr.value(10) == 0.5
-    assert "learner.lr.start: missing from --learner.lr.end" in refusal("cartpole", ("learner.lr.end", "0.5"))
+    assert "agent.entropy_cost.start: missing from --agent.entropy_cost.end" in refusal("cartpole", ("agent.entropy_cost.end", "0.5"))
 
 
 def test_resume_refuses_what_would_change_the_meaning_of_the_stored_state() -> None:
@@ -270,7 +270,7 @@ def test_resume_refuses_what_would_change_the_meaning_of_the_stored_state() -> N
     assert changed_on_resume(with_flags(), new) == [
         "seed: was 1, is now 2",
         "env.kwargs: was {}, is now {x: 1}",
-        "agent.unroll_length: was 20, is now 5",
+        f"agent.unroll_length: was {with_flags().agent.unroll_length}, is now 5",
         "learner.batch_size: was 32, is now 16",
     ]
 

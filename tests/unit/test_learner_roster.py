@@ -169,7 +169,7 @@ def test_actors_that_were_lost_long_ago_are_forgotten_but_stay_counted(monkeypat
     assert len(world.roster._lost) == 2
 
 
-def test_the_goal_needs_as_many_episodes_as_it_averages_and_keeps_the_moment_it_was_reached() -> None:
+def test_the_goal_needs_as_many_episodes_as_it_averages_and_keeps_how_and_when_it_was_reached() -> None:
     world = World(return_=10.0, episodes=3)
     world.lease(A)
     world.report(A, 1, returns=(50.0, 50.0))
@@ -180,7 +180,8 @@ def test_the_goal_needs_as_many_episodes_as_it_averages_and_keeps_the_moment_it_
     world.now = 109.0
     world.report(A, 3, returns=(0.0, 0.0, 0.0))
     assert world.roster.solved_at == 107.0
-    assert world.roster.mean_return == 0.0
+    assert world.roster.mean_return == 10.0
+    assert world.roster.episodes == 9
     assert world.roster.averaged_episodes == 3
 
 

@@ -104,7 +104,7 @@ class ActorLedger(_message.Message):
     def __init__(self, made: _Optional[int] = ..., acknowledged: _Optional[int] = ..., held: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("actor", "run", "lease", "sequence", "ledger", "env_steps", "returns", "lengths", "blocked_seconds", "leaving")
+    __slots__ = ("actor", "run", "lease", "sequence", "ledger", "env_steps", "returns", "leaving")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -112,8 +112,6 @@ class ReportRequest(_message.Message):
     LEDGER_FIELD_NUMBER: _ClassVar[int]
     ENV_STEPS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
-    LENGTHS_FIELD_NUMBER: _ClassVar[int]
-    BLOCKED_SECONDS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     actor: bytes
     run: str
@@ -122,10 +120,8 @@ class ReportRequest(_message.Message):
     ledger: ActorLedger
     env_steps: int
     returns: _containers.RepeatedScalarFieldContainer[float]
-    lengths: _containers.RepeatedScalarFieldContainer[int]
-    blocked_seconds: float
     leaving: bool
-    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., lease: _Optional[int] = ..., sequence: _Optional[int] = ..., ledger: _Optional[_Union[ActorLedger, _Mapping]] = ..., env_steps: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ..., blocked_seconds: _Optional[float] = ..., leaving: bool = ...) -> None: ...
+    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., lease: _Optional[int] = ..., sequence: _Optional[int] = ..., ledger: _Optional[_Union[ActorLedger, _Mapping]] = ..., env_steps: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., leaving: bool = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("known",)

@@ -92,7 +92,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         metrics.episodes.inc()
         metrics.episode_return.observe(return_)
         metrics.episode_length.observe(length)
-        membership.episodes.add(return_, length)
+        membership.episodes.add(return_)
 
     def applied(new: Weights, seconds: float) -> None:
         epoch, version = unpack_version(new.version)

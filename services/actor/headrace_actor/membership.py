@@ -67,20 +67,17 @@ class Episodes:
 
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _returns: list[float] = field(default_factory=list)
-    _lengths: list[int] = field(default_factory=list)
     steps: int = 0  # valid ticks since the start of the process
 
-    def add(self, return_: float, length: int) -> None:
+    def add(self, return_: float) -> None:
         with self._lock:
             self._returns.append(return_)
-            self._lengths.append(length)
             if len(self._returns) > MAX_EPISODES_PER_REPORT:  # the learner is away: the newest count
-                del self._returns[0], self._lengths[0]
+                del self._returns[0]
 
-    def take(self) -> tuple[list[float], list[int]]:
+    def take(self) -> list[float]:
         with self._lock:
-            taken = self._returns, self._lengths
-            self._returns, self._lengths = [], []
+            taken, self._returns = self._returns, []
         return taken
 
 
@@ -134,7 +131,7 @@ class Membership:
             logger.warning("the last report did not reach the learner: %s", details(error))
 
     def _report(self, ledger: ItemLedger, *, leaving: bool) -> learner_pb2.ReportReply:
-        returns, lengths = self.episodes.take()
+        returns = self.episodes.take()
         self._sequence += 1
         try:
             return self._learner.report(
@@ -151,13 +148,12 @@ class Membership:
                     ),
                     env_steps=self.episodes.steps,
                     returns=returns,
-                    lengths=lengths,
                     leaving=leaving,
                 )
             )
         except grpc.RpcError:
-            for return_, length in zip(returns, lengths, strict=True):  # they are told with the next report
-                self.episodes.add(return_, length)
+            for return_ in returns:  # they are told with the next report
+                self.episodes.add(return_)
             raise
 
     def _rejoin(self) -> None:

@@ -69,6 +69,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     health = health_endpoints.Health(ready_gauge=metrics.ready)
     health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
     folder = RunFolder.open(args.run_dir or new_run_dir(config.name), config, args.resume)
+    if folder.epoch > 1 and folder.checkpoint is None:
+        logger.warning("%s holds no valid checkpoint: training begins anew", folder.path)
     metrics.epoch.set(folder.epoch)
     logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch, "device": str(device)})
 
@@ -144,7 +146,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         loader.close()
     finally:
         health.ready(False)
-        server.stop(grace_s=0.1)
+        publisher.close()
+        server.stop(grace_s=0.5)
         link.close()
 
 

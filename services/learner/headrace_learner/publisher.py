@@ -51,6 +51,7 @@ class WeightPublisher:
         self._last_version = -1
         self._newest: Publication | None = None  # the loop's
         self._first: asyncio.Event | None = None  # the loop's: set at the first publication
+        self._closed = False  # the loop's
         self._subscribers = 0
 
     def due(self, version: int) -> bool:
@@ -87,6 +88,17 @@ class WeightPublisher:
         elif self._first is not None:
             self._first.set()
 
+    def close(self) -> None:
+        """Ends the streams, so that the server can stop at once."""
+        self._call_soon(self._end)
+
+    def _end(self) -> None:
+        self._closed = True
+        if self._newest is not None:
+            self._newest.superseded.set()
+        elif self._first is not None:
+            self._first.set()
+
     async def stream(self, after: int) -> AsyncIterator[learner_pb2.WeightsChunk]:
         """The chunks of each version newer than `after` (packed), skipping what was superseded meanwhile."""
         self._subscribers += 1
@@ -95,7 +107,7 @@ class WeightPublisher:
             if self._newest is None:
                 self._first = self._first or asyncio.Event()
                 await self._first.wait()
-            while True:
+            while not self._closed:
                 publication = self._newest
                 assert publication is not None
                 if publication.packed > after:

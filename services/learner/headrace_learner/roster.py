@@ -166,8 +166,10 @@ class Roster:
         self._metrics.episodes.inc(len(returns))
         goal = self._stop.return_
         for return_ in returns:
+            if self.solved_at is not None:
+                break  # the mean that reached the goal stays: what actors finish while they are stopped is not in it
             self._returns.append(return_)
-            if goal is None or self.solved_at is not None or len(self._returns) < self._stop.episodes:
+            if goal is None or len(self._returns) < self._stop.episodes:
                 continue
             if sum(self._returns) / len(self._returns) >= goal:
                 self.solved_at = now

@@ -11,6 +11,7 @@ from typing import Any
 import zmq
 
 from headrace.telemetry.catalogue import ReplayMetrics
+from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire import sockets
 from headrace.wire.header import MalformedError
@@ -97,8 +98,11 @@ class ShardSockets:
                 frames = sockets.receive(socket, frame_bytes)
             except MalformedError as error:
                 warn_every(logger, "oversized", 10, "refused a message: %s", error)
-                self._shard.malformed(error)
-                self._metrics.rejected.labels(reason="malformed").inc()
+                if socket is self._items:
+                    self._shard.malformed(error)
+                    self._metrics.rejected.labels(reason="malformed").inc()
+                else:
+                    self._metrics.refused_requests.labels(reason="malformed").inc()
                 continue
             if frames is None:
                 return
@@ -125,7 +129,9 @@ class ShardSockets:
                 case Beat():
                     answer = shard.beat(route)
                 case Hello():
+                    before = shard.reconnects
                     answer = shard.hello(route, message)
+                    self._metrics.reconnects.labels(Peer.ACTOR).inc(shard.reconnects - before)
                 case Goodbye():
                     answer = shard.goodbye(route)
                 case _:

@@ -90,6 +90,7 @@ class Shard:
         self.run: Run | None = None
         self.tables: dict[str, FifoTable] = {}
         self.ledger = Ledger()
+        self.reconnects = 0  # actors that came back on another connection
         self._clock = clock
         self._peers: dict[bytes, Peer] = {}
         self._routes: dict[bytes, Peer] = {}
@@ -159,6 +160,8 @@ class Shard:
             while len(self._peers) >= MAX_PEERS:
                 oldest = next(iter(self._peers))
                 self._routes.pop(self._peers.pop(oldest).route, None)
+        elif peer.route != route:
+            self.reconnects += 1
         if self._routes.get(peer.route) is peer:
             del self._routes[peer.route]
         if hello.seq > peer.expected - peer.waiting_items:
@@ -179,6 +182,8 @@ class Shard:
             return Reset(None)
         if count != len(payloads):
             return self._refuse("malformed", f"{count} items announced, {len(payloads)} payloads sent", count)
+        if header.new_ticks.min() < 0 or header.versions.min() < 0:
+            return self._refuse("malformed", "negative ticks or versions", count)
         if header.codec not in ITEM_CODECS:
             return self._refuse("malformed", f"codec {header.codec!r} is not known", count)
         table = self.tables.get(header.table)
