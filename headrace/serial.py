@@ -24,6 +24,7 @@ from headrace.envs.slots import make_slots
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.build import build_network
 from headrace.models.network import Network
+from headrace.models.parameters import all_finite, parameters_of
 from headrace.models.policy import make_policy
 from headrace.run_dir import new_run_dir
 from headrace.service import Lifetime
@@ -255,8 +256,8 @@ class DirectPublisher:
 
     def publish(self, network: Network, version: int) -> bool:
         """As WeightPublisher.publish."""
-        parameters = {name: tensor.detach().cpu().clone() for name, tensor in network.state_dict().items()}
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in parameters.values() if tensor.is_floating_point()):
+        parameters = {name: tensor.clone() for name, tensor in parameters_of(network).items()}
+        if not all_finite(parameters):
             return False
         self._version = version
         self._newest = Weights(parameters, pack_version(self.epoch, version), time.time())

@@ -8,8 +8,8 @@ import threading
 from collections.abc import Callable
 
 import grpc
-import safetensors.torch
 
+from headrace.models.parameters import decode_parameters
 from headrace.rpc.channel import details
 from headrace.rpc.chunks import Assembler, Blob, ChunkError
 from headrace.rpc.clients import LearnerClient, WeightsCall
@@ -84,5 +84,5 @@ class WeightSubscription:
         packed = pack_version(blob.epoch, blob.version)
         if self._newest is not None and packed <= self._newest.version:
             return
-        self._newest = Weights(safetensors.torch.load(blob.data), packed, blob.published_at)
+        self._newest = Weights(decode_parameters(blob.data), packed, blob.published_at)
         self._arrived.set()

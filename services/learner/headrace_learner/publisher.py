@@ -8,10 +8,9 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 
-import safetensors.torch
-import torch
 from torch import nn
 
+from headrace.models.parameters import all_finite, encode_parameters, parameters_of
 from headrace.rpc.chunks import split
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import LearnerMetrics
@@ -60,16 +59,15 @@ class WeightPublisher:
 
     def publish(self, network: nn.Module, version: int) -> bool:
         """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite."""
-        parameters = {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
-        floats = [tensor for tensor in parameters.values() if tensor.is_floating_point()]
-        if not all(bool(torch.isfinite(tensor).all()) for tensor in floats):
+        parameters = parameters_of(network)
+        if not all_finite(parameters):
             return False
         self._last_s = time.monotonic()
         self._last_version = version
         self._published_at[version] = self._last_s
         if len(self._published_at) > REMEMBERED_VERSIONS:
             self._published_at.popitem(last=False)
-        chunks = split(self.epoch, version, safetensors.torch.save(parameters), time.time())
+        chunks = split(self.epoch, version, encode_parameters(parameters), time.time())
         publication = Publication(pack_version(self.epoch, version), chunks)
         self._call_soon(lambda: self._replace(publication))
         self._metrics.publishes.inc()
