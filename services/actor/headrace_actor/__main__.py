@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.service import Lifetime, run_service
+from headrace.service import Lifetime, leave, run_service
 from headrace.service_args import ActorArgs, parse_actor
 
 
@@ -120,4 +120,4 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
-from headrace.service import Lifetime, run_service
+from headrace.service import Lifetime, leave, run_service
 from headrace.service_args import LearnerArgs, parse_learner
 
 if TYPE_CHECKING:
@@ -162,4 +162,4 @@ def settle(link: ReplayLink, loader: Loader, limit_s: float = 2.0) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.errors import ConfigError
-from headrace.service import Lifetime, run_service
+from headrace.service import Lifetime, leave, run_service
 from headrace.service_args import ReplayArgs, parse_replay
 
 
@@ -67,4 +67,4 @@ def serve(args: ReplayArgs, lifetime: Lifetime) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())
