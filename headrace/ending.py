@@ -23,4 +23,7 @@ def conclusion(outcome: str | None, signal_number: int | None, stop: StopConfig)
 
 def resume_line(run_dir: Path, *options: str) -> str:
     """The command that goes on where a run stopped."""
-    return " ".join([f"resume with: headrace train {run_dir}/config.yaml --run-dir {run_dir} --resume must", *options])
+    command = " ".join([f"headrace train {run_dir}/config.yaml --run-dir {run_dir}", *options])
+    if any((run_dir / "checkpoints").glob("[0-9]*")):
+        return f"resume with: {command} --resume must"
+    return f"no checkpoint was written yet; start again with: {command}"

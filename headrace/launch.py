@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -148,9 +149,9 @@ class Launcher:
         self._options = options
         self._run_dir = run_dir
         self._ports = Ports()
-        logs = run_dir / "logs"
         replay, items, samples, learner = (self._ports.take() for _ in range(4))
-        config_file = logs / "config.yaml"
+        self._handover = tempfile.TemporaryDirectory(prefix="headrace-")  # how the learner gets the resolved config
+        config_file = Path(self._handover.name) / f"{config.name}.yaml"
         config_file.write_text(config.to_yaml())
         self._replay = self._child(
             "replay",
@@ -189,6 +190,7 @@ class Launcher:
         for child in (*self._actors, self._learner, self._replay):
             child.kill()
         self._ports.close()
+        self._handover.cleanup()
 
     def _child(self, name: str, command: str) -> Child:
         arguments = [*command.split(), "--metrics-bind", f"127.0.0.1:{self._ports.take()}"]
@@ -197,7 +199,7 @@ class Launcher:
     def _supervise(self) -> None:
         """Restarts what died, if it may."""
         if not self._learner.running:
-            raise self._ended(self._learner, f"the learner died; {resume_line(self._run_dir)}")
+            raise self._ended(self._learner, "the learner died")
         for child in (self._replay, *self._actors):
             now = time.monotonic()
             if child.running:
@@ -223,7 +225,7 @@ class Launcher:
         if code == ExitCode.CONFIG and said:
             return ConfigError(said)
         self._view.close()
-        sys.stderr.write(f"last lines of {child.log}:\n{child.last_lines()}\n")
+        sys.stderr.write(f"last lines of {child.log}:\n{child.last_lines()}\n{resume_line(self._run_dir)}\n")
         return ComponentLost(f"{what} ({child.name} ended with {_ending(code)}{f': {said}' if said else ''})")
 
     def _progress(self) -> str | None:
@@ -252,7 +254,7 @@ class Launcher:
     def _conclude(self, outcome: str | None, signals: list[int]) -> int:
         code = self._learner.process.returncode if self._learner.process else None
         if code not in (ExitCode.OK, None):
-            raise self._ended(self._learner, f"the learner failed while it stopped; {resume_line(self._run_dir)}")
+            raise self._ended(self._learner, "the learner failed while it stopped")
         text, result = conclusion(outcome, signals[0] if signals else None, self._config.stop)
         self._say(text)
         self._say(resume_line(self._run_dir))

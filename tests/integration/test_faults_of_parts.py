@@ -104,8 +104,8 @@ def test_the_learners_death_ends_the_run_and_resuming_goes_on_from_its_checkpoin
         said = command.errors()
         assert f"last lines of {log}:" in said
         assert f"  {log.read_text().splitlines()[-1]}" in said
-        assert said[-1].startswith("headrace: error: the learner died; resume with: headrace train ")
-        assert said[-1].endswith("(learner ended with signal SIGKILL)")
+        assert said[-2].startswith("resume with: headrace train ")
+        assert said[-1] == "headrace: error: the learner died (learner ended with signal SIGKILL)"
 
         before, identity, killed_at = command.manifest(), command.versions(), time.time()
         more = ["--stop.updates", str(before["updates"] + 10)]

@@ -273,7 +273,7 @@ def test_resume_refuses_what_would_change_the_meaning_of_the_stored_state() -> N
         "seed: was 1, is now 2",
         "env.kwargs: was {}, is now {x: 1}",
         f"agent.unroll_length: was {with_flags().agent.unroll_length}, is now 5",
-        "learner.batch_size: was 32, is now 16",
+        f"learner.batch_size: was {with_flags().learner.batch_size}, is now 16",
     ]
 
 

@@ -43,16 +43,28 @@ def test_each_start_of_a_run_has_a_higher_epoch_on_disk_before_anything_is_serve
         assert folder.epoch == epoch
         assert json.loads((tmp_path / "run" / "versions.json").read_text())["epoch"] == epoch
         runs.add(folder.run)
+        folder.close()
     assert len(runs) == 1
 
 
 def test_a_resumed_run_finds_its_newest_checkpoint_and_its_environments_description(tmp_path: Path) -> None:
-    with_checkpoint(tmp_path).write_spaces(SPACES)
+    first = with_checkpoint(tmp_path)
+    first.write_spaces(SPACES)
+    first.close()
     for resume in ("auto", "must"):
         folder = RunFolder.open(tmp_path, config(), resume)  # type: ignore[arg-type]
         assert folder.checkpoint is not None
         assert folder.checkpoint.manifest["updates"] == 5
         assert folder.spaces == SPACES
+        folder.close()
+
+
+def test_a_second_learner_in_the_same_folder_is_refused(tmp_path: Path) -> None:
+    first = RunFolder.open(tmp_path, config(), "auto")
+    with pytest.raises(ConfigError, match="another learner runs in"):
+        RunFolder.open(tmp_path, config(), "auto")
+    assert json.loads((tmp_path / "versions.json").read_text())["epoch"] == first.epoch
+    first.close()
 
 
 def test_the_folder_tells_what_ran_configuration_and_package_versions(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.metadata
 import json
 import os
@@ -9,6 +10,7 @@ import secrets
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
@@ -31,17 +33,19 @@ class RunFolder:
     checkpoints: CheckpointFolder
     checkpoint: Checkpoint | None  # what to resume from
     spaces: Spaces | None  # of env.json, if an earlier start learnt them
+    lock: TextIO  # held for as long as this object lives: one learner per folder
 
     @classmethod
     def open(cls, path: Path, config: RunConfig, resume: Resume) -> RunFolder:
         """Opens a new or an existing run in `path`. ConfigError if that contradicts `resume` or the files there."""
         _check_writable(path)
+        lock = _lock(path)
         checkpoints = CheckpointFolder(path / "checkpoints", config.learner.checkpoints_kept)
         versions = path / "versions.json"
         if not versions.exists():
             if resume == "must":
                 raise ConfigError(f"--resume must: {path} holds no run; name the run's folder, or use --resume auto")
-            return cls._start(path, config, secrets.token_hex(8), 1, checkpoints, None, None)
+            return cls._start(path, config, secrets.token_hex(8), 1, checkpoints, None, None, lock)
         if resume == "never":
             raise ConfigError(f"--resume never: {path} holds a run already; name another --run-dir, or resume it")
         old = RunConfig.model_validate(yaml.safe_load((path / "config.yaml").read_text()))
@@ -53,7 +57,7 @@ class RunFolder:
         identity = json.loads(versions.read_text())
         env = path / "env.json"
         spaces = Spaces.from_json(env.read_text()) if env.exists() else None
-        return cls._start(path, config, identity["run"], identity["epoch"] + 1, checkpoints, checkpoint, spaces)
+        return cls._start(path, config, identity["run"], identity["epoch"] + 1, checkpoints, checkpoint, spaces, lock)
 
     @classmethod
     def _start(
@@ -65,11 +69,16 @@ class RunFolder:
         checkpoints: CheckpointFolder,
         checkpoint: Checkpoint | None,
         spaces: Spaces | None,
+        lock: TextIO,
     ) -> RunFolder:
         versions = {"run": run, "epoch": epoch, "started_at": time.time(), "packages": _packages()}
         write_atomically(path / "config.yaml", config.to_yaml())
         write_atomically(path / "versions.json", json.dumps(versions, indent=1) + "\n")
-        return cls(path, run, epoch, checkpoints, checkpoint, spaces)
+        return cls(path, run, epoch, checkpoints, checkpoint, spaces, lock)
+
+    def close(self) -> None:
+        """Lets go of the folder."""
+        self.lock.close()
 
     def write_spaces(self, spaces: Spaces) -> None:
         """Fixes the environment's description for every later start."""
@@ -99,6 +108,16 @@ def _check_writable(path: Path) -> None:
             f"--run-dir: {path} cannot be written by user {os.getuid()} ({error.strerror}); "
             "change its owner or name another folder"
         ) from None
+
+
+def _lock(path: Path) -> TextIO:
+    lock = (path / ".lock").open("w")
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        lock.close()
+        raise ConfigError(f"--run-dir: another learner runs in {path}; stop it or name another folder") from None
+    return lock
 
 
 def _packages() -> dict[str, str]:

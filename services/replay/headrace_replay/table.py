@@ -6,13 +6,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from headrace.wire.items import Item
 from headrace_replay.limiter import RateLimiter
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
+class Stored(NamedTuple):
     """An item in a table, and when it came in (seconds of the table's clock)."""
 
     id: int
