@@ -55,7 +55,7 @@ def act(
     # Inverse of the cumulative distribution; the last action takes what rounding leaves.
     drawn = random.random((len(logits), 1), np.float32) * cumulative[:, -1:]
     action: npt.NDArray[np.int64] = (drawn >= cumulative[:, :-1]).sum(axis=1)
-    log_prob = np.take_along_axis(shifted, action[:, None], axis=1)[:, 0] - np.log(cumulative[:, -1])
+    log_prob = shifted[np.arange(len(action)), action] - np.log(cumulative[:, -1])
     return action, {"log_prob": log_prob, "logits": logits}
 
 

@@ -131,6 +131,13 @@ def test_items_are_stored_once_per_boot_and_acknowledged_once_when_replay_is_kil
     with replay_shard(processes) as shard, item_stream(introduction(shard)) as stream, loader(shard) as drawing:
         link = ReplayLink(shard.address, stopping, LearnerMetrics(CollectorRegistry()))
         assert link.open(OPEN)
+
+        def jammed() -> bool:
+            """Nothing can move any more: the last request was served, table and window are full, and that is known."""
+            there, here = shard.statistics(RUN).ledger, stream.ledger()
+            served = there.removed["sampled"] == len(numbers) + BATCH
+            return served and there.waiting == here.held == WINDOW and here.acknowledged == there.stored
+
         control = threading.Thread(target=partial(link.run, drawing.ledger.drawn_from), name="link")
         feeder = threading.Thread(target=put, args=(stream, range(count)), name="feeder", daemon=True)
         control.start()
@@ -138,7 +145,7 @@ def test_items_are_stored_once_per_boot_and_acknowledged_once_when_replay_is_kil
         try:
             until(lambda: draw(drawing, numbers, 0.1) and len(numbers) >= 40, "the first items")
             # Nobody draws: the table fills, then the window. So items of all kinds are there when it dies.
-            until(lambda: stream.ledger().held == WINDOW and shard.statistics(RUN).ledger.waiting == WINDOW, "a jam")
+            until(jammed, "a jam")
             first_boot = shard.statistics(RUN)
             acknowledged = stream.ledger().acknowledged
             shard.process.kill()

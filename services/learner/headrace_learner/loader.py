@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +43,7 @@ logger = logging.getLogger(__name__)
 
 ASK_AGAIN_S = 1.0  # a request without a reply is sent again; replay knows it by its id
 _WAIT_MS = 100
+_REMEMBERED_REPLIES = 128  # more than replay keeps, and so can repeat
 
 
 @dataclass(frozen=True)
@@ -80,6 +82,7 @@ class Loader:
         self._rows = list(self._buffer)
         self._outstanding: dict[int, float] = {}  # request id -> when it was sent last
         self._next_request = 0
+        self._taken: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_REPLIES)  # (boot, request)
         self._context = zmq.Context[zmq.Socket[bytes]](io_threads=1)
         self._socket = sockets.connect(self._context, source.address)
         self._heard_at = self._spoke_at = time.monotonic()
@@ -93,10 +96,9 @@ class Loader:
         """
         deadline = time.monotonic() + timeout_s
         while True:
-            self._ask()
             batch = self._receive()
+            self._ask()  # for another one, before this one is trained on
             if batch is not None:
-                self._ask()  # for another one, before this one is trained on
                 return batch
             left_s = deadline - time.monotonic()
             if left_s <= 0:
@@ -156,8 +158,12 @@ class Loader:
         return None
 
     def _load(self, header: Batch) -> LoadedBatch | None:
-        if self._outstanding.pop(header.request, None) is None:
-            return None  # a copy of a reply that was taken already
+        reply = (header.boot, header.request)
+        if reply in self._taken:
+            return None  # a copy
+        # Two boots may answer one request, when it was repeated while the first answer lay here unread: both are taken.
+        self._taken.append(reply)
+        self._outstanding.pop(header.request, None)
         count = len(header.ids)
         self.ledger.draw(header.boot, count)
         started = time.perf_counter()
