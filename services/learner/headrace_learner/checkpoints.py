@@ -61,14 +61,14 @@ class CheckpointFolder:
         try:
             _write(unfinished / _TENSORS, data)
             _write(unfinished / _MANIFEST, json.dumps(manifest, indent=1).encode())
-            _sync(unfinished)
+            sync_folder(unfinished)
             if final.exists():  # the same number of updates, saved again
                 final.rename(self.path / f"{_UNFINISHED}replaced-{os.getpid()}")
             unfinished.rename(final)
         except BaseException:
             shutil.rmtree(unfinished, ignore_errors=True)  # a full disk is to have the room for the next attempt
             raise
-        _sync(self.path)
+        sync_folder(self.path)
         self._remove_others(final)
         return final
 
@@ -116,7 +116,8 @@ def _write(path: Path, data: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
+    """Makes the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -18,7 +18,7 @@ from headrace.config import RunConfig, changed_on_resume
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.service_args import Resume
-from headrace_learner.checkpoints import Checkpoint, CheckpointFolder
+from headrace_learner.checkpoints import Checkpoint, CheckpointFolder, sync_folder
 
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "grpcio", "protobuf", "pyzmq", "msgpack", "safetensors")
 
@@ -93,6 +93,7 @@ def write_atomically(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     unfinished.replace(path)
+    sync_folder(path.parent)
 
 
 def _check_writable(path: Path) -> None:
