@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -72,7 +70,7 @@ limiters = st.one_of(
 
 
 @given(limiters, st.lists(st.tuples(st.sampled_from(["insert", "sample", "delete"]), st.integers(1, 4)), max_size=60))
-def test_the_difference_stays_within_its_bounds_and_allowance_agrees_with_the_question(
+def test_the_difference_stays_within_its_bounds_whatever_is_asked_in_whatever_order(
     limiter: RateLimiter, schedule: list[tuple[str, int]]
 ) -> None:
     for action, count in schedule:
@@ -86,12 +84,8 @@ def test_the_difference_stays_within_its_bounds_and_allowance_agrees_with_the_qu
             assert limiter.inserts * limiter.samples_per_insert - limiter.samples >= limiter.min_diff
         elif action == "delete" and limiter.inserts - limiter.deletes >= count:
             limiter.deletes += count
-        allowed = limiter.insertable()
-        assert allowed == 0 or limiter.can_insert(int(allowed))
-        assert not limiter.can_insert(int(allowed) + 1)
 
 
 def test_without_samples_per_insert_inserts_are_never_blocked() -> None:
     limiter = RateLimiter.ratio(0.0, min_size=1, error_buffer=1.0)
-    assert limiter.insertable() == math.inf
     assert insert_until_blocked(limiter) == 1000

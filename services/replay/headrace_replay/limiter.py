@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 
@@ -45,10 +44,3 @@ class RateLimiter:
         if self.inserts - self.deletes < self.min_size:
             return False
         return self.inserts * self.samples_per_insert - self.samples - count >= self.min_diff
-
-    def insertable(self) -> float:
-        """How many inserts are allowed now (may be infinite)."""
-        if self.samples_per_insert <= 0:
-            return math.inf
-        by_ratio = (self.max_diff + self.samples) // self.samples_per_insert - self.inserts
-        return max(0, by_ratio, self.min_size + self.deletes - self.inserts)
