@@ -1,0 +1,47 @@
+"""The loader takes every batch that replay dealt out, and each only once."""
+
+from __future__ import annotations
+
+import numpy as np
+import zmq
+from prometheus_client import CollectorRegistry
+
+from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.wire import sockets
+from headrace.wire.messages import FROM_LEARNER, UNROLLS, Batch, Sample, decode, encode
+from headrace.wire.payload import ArraySpec, PayloadSchema
+from headrace_learner.loader import Loader, Source
+
+SCHEMA = PayloadSchema({"number": ArraySpec("<i8", ())})
+
+
+def reply(boot: int, request: int, number: int) -> list[bytes]:
+    row = SCHEMA.allocate(1)
+    SCHEMA.views(row)["number"][:] = number
+    one = np.ones(1, np.int64)
+    header = Batch(boot, request, "none", 1, one, np.ones(1), one, one)
+    return [encode(header), row.tobytes()]
+
+
+def test_answers_of_two_boots_to_one_request_are_both_taken_and_a_repeated_answer_is_not() -> None:
+    context = zmq.Context[zmq.Socket[bytes]]()
+    replay, port = sockets.bind(context, "127.0.0.1", 0)
+    source = Source(f"127.0.0.1:{port}", "run", 1, UNROLLS, batch_size=1, prefetch=1)
+    loader = Loader(source, SCHEMA, LearnerMetrics(CollectorRegistry()))
+    try:
+        assert loader.next(0.0) is None  # it asks
+        assert replay.poll(5000)
+        route, frame = replay.recv_multipart()
+        asked = decode(frame, FROM_LEARNER)
+        assert isinstance(asked, Sample)
+        for boot, number in ((1, 10), (1, 10), (2, 20), (2, 20)):
+            assert sockets.send(replay, [route, *reply(boot, asked.request, number)])
+        numbers = []
+        while (batch := loader.next(0.5)) is not None:
+            numbers += batch.views["number"].tolist()
+        assert numbers == [10, 20]
+        assert (loader.ledger.drawn_from(1), loader.ledger.drawn_from(2)) == (1, 1)
+    finally:
+        loader.close()
+        replay.close()
+        context.term()
