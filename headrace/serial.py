@@ -176,7 +176,7 @@ class Stepping:
         self._schema = schema
         self._buffer = schema.allocate(batch_size)
         self._views = schema.views(self._buffer)
-        self._held: deque[tuple[SerialActor, Item]] = deque()  # made, and not in the table yet
+        self._held: deque[tuple[SerialActor, list[Item]]] = deque()  # made, and not in the table yet
 
     def next(self, timeout_s: float) -> LoadedBatch | None:
         """The next batch; None if the process is to stop first. The time plays no part."""
@@ -188,13 +188,15 @@ class Stepping:
                     return None
                 actor.ledger.made += len(items)
                 actor.ledger.held += len(items)
-                self._held.extend((actor, item) for item in items)
+                self._held.append((actor, items))
                 actor.report()
-            while self._held and self._table.can_insert(self._held[0][1]):
-                actor, item = self._held.popleft()
-                self._table.insert(item)
-                actor.ledger.held -= 1
-                actor.ledger.acknowledged += 1
+            while self._held and (count := self._table.room(self._held[0][1])):
+                actor, items = self._held.popleft()
+                self._table.insert(items[:count])
+                if items[count:]:
+                    self._held.appendleft((actor, items[count:]))
+                actor.ledger.held -= count
+                actor.ledger.acknowledged += count
         return self._draw()
 
     def leave(self) -> None:

@@ -189,8 +189,9 @@ class World:
 
     def settle(self) -> None:
         for entry in self.shard.admit():
-            self.stored[entry.item.payload[0]].append(entry.item.new_ticks)
-            self.settled[entry.item.payload[0]].add(entry.item.new_ticks)
+            for item in entry.items:
+                self.stored[item.payload[0]].append(item.new_ticks)
+                self.settled[item.payload[0]].add(item.new_ticks)
             for actor in self.actors:
                 for connection in (*actor.old, actor.connection):
                     if connection.route == entry.peer.route:

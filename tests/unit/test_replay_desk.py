@@ -31,7 +31,7 @@ class Desk:
         table = self.shard.tables["unrolls"]
         for _ in range(count):
             number = table.inserted
-            table.insert(Item(bytes([number % 256]) * 8, new_ticks=number, version=100 + number))
+            table.insert([Item(bytes([number % 256]) * 8, new_ticks=number, version=100 + number)])
 
     def ask(self, request: int, count: int = 2, oldest: int = 0, route: bytes = ROUTE, **changes: Any) -> Served | None:
         sample = replace(Sample(PROTOCOL, "run", 1, request, oldest, "unrolls", count), **changes)

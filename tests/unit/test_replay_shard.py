@@ -34,7 +34,7 @@ def send(shard: Shard, seq: int, count: int = 1, *, route: bytes = ROUTE, size: 
 
 
 def admit(shard: Shard) -> list[int]:
-    stored = [entry.item.new_ticks for entry in shard.admit()]
+    stored = [item.new_ticks for entry in shard.admit() for item in entry.items]
     check(shard)
     return stored
 

@@ -17,7 +17,7 @@ def table(max_items: int = 4, max_bytes: int = 1000) -> FifoTable:
 def test_items_leave_oldest_first_each_once_and_with_probability_one() -> None:
     made = table()
     for tag in range(1, 5):
-        made.insert(item(tag))
+        made.insert([item(tag)])
     first, second = made.draw(3), made.draw(1)
     assert [stored.item.new_ticks for stored in first.stored] == [1, 2, 3]
     assert [stored.item.new_ticks for stored in second.stored] == [4]
@@ -31,39 +31,52 @@ def test_ids_grow_and_are_never_reused() -> None:
     made = table()
     ids = []
     for _ in range(3):
-        ids += [made.insert(item(1)) for _ in range(4)]
-        made.draw(4)
+        made.insert([item(1)] * 4)
+        ids += [stored.id for stored in made.draw(4).stored]
     assert ids == list(range(1, 13))
 
 
 def test_a_full_table_admits_nothing_until_something_was_drawn() -> None:
     made = table(max_items=2)
     for tag in (1, 2):
-        assert made.can_insert(item(tag))
-        made.insert(item(tag))
-    assert not made.can_insert(item(3))
+        assert made.room([item(tag)]) == 1
+        made.insert([item(tag)])
+    assert made.room([item(3)]) == 0
     made.draw(1)
-    assert made.can_insert(item(3))
+    assert made.room([item(3)]) == 1
 
 
 def test_bytes_bound_the_table_as_well_and_an_item_larger_than_all_of_it_gets_in_alone() -> None:
     made = table(max_items=10, max_bytes=25)
-    made.insert(item(1))
-    made.insert(item(2))
+    made.insert([item(1)])
+    made.insert([item(2)])
     assert made.nbytes == 20
-    assert not made.can_insert(item(3))
-    assert made.can_insert(item(3, size=5))
+    assert made.room([item(3)]) == 0
+    assert made.room([item(3, size=5)]) == 1
     made.draw(2)
     assert made.nbytes == 0
-    assert made.can_insert(item(3, size=26))
-    made.insert(item(3, size=26))
-    assert not made.can_insert(item(4, size=1))
+    assert made.room([item(3, size=26)]) == 1
+    made.insert([item(3, size=26)])
+    assert made.room([item(4, size=1)]) == 0
+
+
+def test_of_several_items_as_many_as_fit_get_in() -> None:
+    made = table(max_items=3, max_bytes=35)
+    made.insert([item(1)])
+    assert made.room([item(tag) for tag in range(4)]) == 2  # by number
+    assert made.room([item(1), item(2, size=16), item(3)]) == 1  # by bytes
+    made.draw(1)
+    assert made.room([item(1, size=36), item(2)]) == 1  # larger than all of it, into an empty table
+    assert made.room([item(1), item(2, size=36)]) == 1
+    made.insert([item(tag) for tag in (5, 6, 7)])
+    assert [(stored.id, stored.item.version) for stored in made.draw(3).stored] == [(2, 5), (3, 6), (4, 7)]
+    assert made.nbytes == 0
 
 
 def test_a_draw_waits_until_the_whole_batch_is_there() -> None:
     made = table()
-    made.insert(item(1))
-    made.insert(item(2))
+    made.insert([item(1)])
+    made.insert([item(2)])
     assert made.can_draw(2)
     assert not made.can_draw(3)
 
@@ -72,10 +85,10 @@ def test_every_item_is_accounted_for() -> None:
     made = table()
     for _ in range(3):
         for tag in range(4):
-            made.insert(item(tag))
+            made.insert([item(tag)])
         made.draw(3)
         made.draw(1)
-    made.insert(item(9))
+    made.insert([item(9)])
     assert made.inserted == 13
     assert made.removed == {"sampled": 12}
     assert made.inserted == len(made) + sum(made.removed.values())

@@ -64,11 +64,20 @@ class Peer:
 
 @dataclass(slots=True)
 class Waiting:
-    """An item that was received and is not yet admitted."""
+    """Items of one message that were received and are not yet admitted; at least one."""
 
     peer: Peer
     table: FifoTable
-    item: Item
+    items: list[Item]
+    received_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """Items of one peer that have just been stored."""
+
+    peer: Peer
+    items: list[Item]
     received_at: float
 
 
@@ -98,7 +107,8 @@ class Shard:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        """Items received and not yet admitted."""
+        return sum(len(entry.items) for entry in self._waiting)
 
     @property
     def peers(self) -> int:
@@ -206,26 +216,32 @@ class Shard:
             )
         self.ledger.received += count
         self.ledger.duplicate += known
-        now = self._clock()
-        for payload, ticks, version in zip(
-            payloads[known:], header.new_ticks[known:].tolist(), header.versions[known:].tolist(), strict=True
-        ):
-            self._waiting.append(Waiting(peer, table, Item(payload, ticks, version), now))
+        if known == count:
+            return Ack(peer.stored)
+        ticks, versions = header.new_ticks[known:].tolist(), header.versions[known:].tolist()
+        self._waiting.append(Waiting(peer, table, list(map(Item, payloads[known:], ticks, versions)), self._clock()))
         peer.expected += count - known
         peer.waiting_items += count - known
         peer.waiting_bytes += new_bytes
-        return Ack(peer.stored) if known == count else None
+        return None
 
-    def admit(self) -> Iterator[Waiting]:
-        """Moves waiting items into their tables as far as the limiter allows, and yields each."""
-        while self._waiting and self._waiting[0].table.can_insert(self._waiting[0].item):
-            entry = self._waiting.popleft()
-            entry.table.insert(entry.item)
-            entry.peer.waiting_items -= 1
-            entry.peer.waiting_bytes -= len(entry.item.payload)
+    def admit(self) -> Iterator[Admitted]:
+        """Moves waiting items into their tables as far as the limiter allows, and yields them by message."""
+        while self._waiting:
+            entry = self._waiting[0]
+            count = entry.table.room(entry.items)
+            if count == 0:
+                return
+            admitted = Admitted(entry.peer, entry.items[:count], entry.received_at)
+            entry.items = entry.items[count:]
+            if not entry.items:
+                self._waiting.popleft()
+            entry.table.insert(admitted.items)
+            entry.peer.waiting_items -= count
+            entry.peer.waiting_bytes -= sum(len(item.payload) for item in admitted.items)
             entry.peer.stored = entry.peer.expected - entry.peer.waiting_items
-            self.ledger.stored += 1
-            yield entry
+            self.ledger.stored += count
+            yield admitted
 
     def beat(self, route: bytes) -> Message:
         """A sign of life is answered with the state of affairs, so a lost reply heals itself."""

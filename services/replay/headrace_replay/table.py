@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 from headrace.wire.items import Item
@@ -32,7 +33,7 @@ class Draw:
 class FifoTable:
     """A queue: items are drawn once each, oldest first, and leave when drawn.
 
-    Not thread-safe; the shard's lock guards it. `insert` and `draw` must be allowed by `can_insert`, `can_draw`.
+    Not thread-safe; the shard's lock guards it. `insert` and `draw` must be allowed by `room`, `can_draw`.
     """
 
     def __init__(self, name: str, max_items: int, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -57,19 +58,31 @@ class FifoTable:
     def sampled(self) -> int:
         return self.limiter.samples
 
-    def can_insert(self, item: Item) -> bool:
-        """Room by count, by bytes (an item larger than all of it is let into an empty table), and by the limiter."""
-        fits = self.nbytes + len(item.payload) <= self.max_bytes or not self._items
-        return fits and self.limiter.can_insert(1)
+    def room(self, items: Sequence[Item]) -> int:
+        """How many of `items`, from the first on, may be inserted now: by the limiter, and by bytes.
 
-    def insert(self, item: Item) -> int:
-        """Appends an item and returns its id."""
-        stored = Stored(self._next_id, item, self._clock())
-        self._next_id += 1
-        self._items.append(stored)
-        self.nbytes += len(item.payload)
-        self.limiter.inserts += 1
-        return stored.id
+        An item larger than the whole table is let into an empty one.
+        """
+        nbytes = sum(len(item.payload) for item in items)
+        if self.nbytes + nbytes <= self.max_bytes and self.limiter.can_insert(len(items)):
+            return len(items)
+        nbytes = self.nbytes
+        for count, item in enumerate(items):
+            nbytes += len(item.payload)
+            fits = nbytes <= self.max_bytes or (not self._items and count == 0)
+            if not fits or not self.limiter.can_insert(count + 1):
+                return count
+        return len(items)
+
+    def insert(self, items: Sequence[Item]) -> None:
+        """Appends items, numbered on."""
+        count = len(items)
+        self._items.extend(
+            map(Stored, range(self._next_id, self._next_id + count), items, repeat(self._clock()))
+        )
+        self._next_id += count
+        self.nbytes += sum(len(item.payload) for item in items)
+        self.limiter.inserts += count
 
     def can_draw(self, count: int) -> bool:
         return len(self._items) >= count and self.limiter.can_sample(count)
