@@ -153,13 +153,13 @@ def bare_learner(config: RunConfig) -> float:
     from headrace.agents import vtrace
     from headrace.agents.batch import UnrollBatch
     from headrace.envs.slots import make_slots
-    from headrace.models.build import build_network
+    from headrace.models.build import build_network, state_spec
     from headrace_learner.trainer import Trainer, choose_device
 
     torch.set_num_threads(1)
     spaces = make_slots(config.env.model_copy(update={"num_envs": 1}), config.imports).spaces
     network = build_network(config.model, spaces)
-    schema = vtrace.payload_schema(config.agent, spaces, network)
+    schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
     views = schema.views(schema.allocate(config.learner.batch_size))
     random = np.random.default_rng(config.seed)
     views[unroll.OBSERVATION][:] = random.standard_normal(views[unroll.OBSERVATION].shape)

@@ -32,6 +32,22 @@ def import_modules(names: Iterable[str]) -> None:
         import_module(name, "imports")
 
 
+class LazyModule:
+    """Stands for a module until something of it is first asked for; then it is imported.
+
+    For a module whose import takes long, in files of which not everybody needs that part.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__dict__["_name"] = name
+
+    def __getattr__(self, attribute: str) -> Any:
+        module = importlib.import_module(self.__dict__["_name"])
+        value = getattr(module, attribute)
+        self.__dict__[attribute] = value  # from now on without this detour
+        return value
+
+
 def load(reference: str, setting: str) -> Any:
     """The object that `module:attribute` names. ConfigError, naming the setting, if there is none."""
     module_name, colon, attribute = reference.partition(":")

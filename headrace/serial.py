@@ -9,7 +9,7 @@ import json
 import sys
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
 
@@ -22,9 +22,9 @@ from headrace.config import RunConfig
 from headrace.ending import conclusion, resume_line
 from headrace.envs.slots import make_slots
 from headrace.errors import ConfigError, HeadraceError
-from headrace.models.build import build_network
+from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network
-from headrace.models.parameters import all_finite, parameters_of
+from headrace.models.parameters import all_finite, encode_parameters, parameters_of
 from headrace.models.policy import make_policy
 from headrace.run_dir import new_run_dir
 from headrace.service import Lifetime
@@ -76,19 +76,19 @@ def _train(config: RunConfig, options: TrainOptions, lifetime: Lifetime) -> int:
         raise ConfigError(f"the environment does not fit the run: {difference}")
     folder.write_spaces(spaces)
     network = build_network(config.model, spaces)
-    schema = vtrace.payload_schema(config.agent, spaces, network)
+    schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
     open_request(folder.run, folder.epoch, config, schema)  # refuses the limits that replay would refuse
     trainer = Trainer(network, config, device)
     roster = Roster(folder.epoch, float("inf"), config.stop, metrics)
     if folder.checkpoint is not None:
         resume(folder.checkpoint, trainer, roster)
 
-    publisher = DirectPublisher(folder.epoch)
+    policies = [make_policy(config.model, spaces) for _ in slots]
+    publisher = DirectPublisher(folder.epoch, policies[0].decode)
     publisher.publish(network, trainer.updates)
     actors = []
-    for index, own_slots in enumerate(slots):
+    for index, (own_slots, policy) in enumerate(zip(slots, policies, strict=True)):
         actor = SerialActor(index, roster)
-        policy = make_policy(build_network(config.model, spaces))
         identity = Identity(config.seed, actor.lease, actor.incarnation)
         observers = Observers(stepped=actor.stepped, episode=actor.episode)
         actor.collector = Collector(own_slots, policy, schema, identity, publisher.newest, observers)
@@ -243,10 +243,11 @@ class TableView:
 
 
 class DirectPublisher:
-    """Hands the trainer's parameters to the collectors, a copy per version."""
+    """Hands the trainer's parameters to the collectors, a copy per version, as if they had travelled."""
 
-    def __init__(self, epoch: int) -> None:
+    def __init__(self, epoch: int, decode: Callable[[bytes], Any]) -> None:
         self.epoch = epoch
+        self._decode = decode
         self._newest: Weights | None = None
         self._version = -1
 
@@ -258,11 +259,12 @@ class DirectPublisher:
 
     def publish(self, network: Network, version: int) -> bool:
         """As WeightPublisher.publish."""
-        parameters = {name: tensor.clone() for name, tensor in parameters_of(network).items()}
+        parameters = parameters_of(network)
         if not all_finite(parameters):
             return False
         self._version = version
-        self._newest = Weights(parameters, pack_version(self.epoch, version), time.time())
+        blob = encode_parameters(parameters)
+        self._newest = Weights(self._decode(blob), pack_version(self.epoch, version), time.time())
         return True
 
     def age_s(self, version: int) -> float | None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from headrace import unroll
-from headrace.models.network import Network, NetworkInput, NetworkOutput, step
+from headrace.imports import LazyModule
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from headrace.models.network import Network, NetworkOutput
+else:
+    torch = LazyModule("torch")  # actors import this file too, by way of the agents, and do without
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class UnrollBatch:
 
 def evaluate(network: Network, batch: UnrollBatch) -> NetworkOutput:
     """Logits [T+1, B, A] and values [T+1, B] at every tick and the tail, from the stored state at the head."""
+    from headrace.models.network import NetworkInput, NetworkOutput, step
+
     ticks, width = batch.first.shape
     previous_action = torch.cat([batch.previous_action[None], batch.action])
     previous_reward = torch.cat([batch.previous_reward[None], batch.reward])

@@ -7,20 +7,27 @@ having moved on since, by the V-trace targets of section 4.1.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import AgentConfig
 from headrace.envs.spaces import Spaces
-from headrace.models.build import state_spec
-from headrace.models.network import Network, NetworkOutput
+from headrace.imports import LazyModule
 from headrace.unroll import unroll_schema
 from headrace.wire.payload import ArraySpec, PayloadSchema
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+    from headrace.models.network import Network, NetworkOutput
+else:
+    torch = LazyModule("torch")  # acting does without
 
 
 def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
@@ -28,14 +35,14 @@ def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
     return {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (num_actions,))}
 
 
-def payload_schema(config: AgentConfig, spaces: Spaces, network: Network) -> PayloadSchema:
+def payload_schema(config: AgentConfig, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
     """What an unroll consists of in this run; actor and learner compute the same."""
     return unroll_schema(
         config.unroll_length,
         spaces.observation,
         spaces.action.array,
         behaviour_spec(spaces.action.n),
-        state_spec(network),
+        state,
     )
 
 
@@ -62,7 +69,6 @@ def act(
 # -- learning --------------------------------------------------------------------------------------------------------
 
 
-@torch.no_grad()
 def vtrace_targets(
     log_ratios: Tensor,
     discounts: Tensor,
@@ -87,6 +93,9 @@ def vtrace_targets(
     Returns (vs, pg_advantages), both [T, B], without gradient. Ratios are clipped in log space, before exp, so that no
     staleness overflows.
     """
+    log_ratios, rewards, values, bootstrap_value = (
+        tensor.detach() for tensor in (log_ratios, rewards, values, bootstrap_value)
+    )
     largest_clip = max(clip_rho, clip_c, clip_pg_rho)
     ratios = log_ratios.clamp(max=math.log(largest_clip)).exp()
     if valid is not None:
@@ -151,8 +160,8 @@ def targets(output: NetworkOutput, batch: UnrollBatch, config: AgentConfig) -> T
         log_ratios,
         torch.full_like(rewards, config.discount).masked_fill(batch.terminated, 0.0),
         rewards,
-        values.detach(),
-        output.value[-1].detach(),
+        values,
+        output.value[-1],
         valid=batch.valid,
         clip_rho=config.clip_rho,
         clip_c=config.clip_c,
@@ -186,9 +195,13 @@ class Diagnostics:
     explained_variance: float
 
 
-@torch.no_grad()
 def diagnose(parts: Targets, batch: UnrollBatch, config: AgentConfig) -> Diagnostics:
     """Takes an update's loss apart, over the valid ticks; now and then, since it costs as much as a small loss."""
+    with torch.no_grad():
+        return _diagnose(parts, batch, config)
+
+
+def _diagnose(parts: Targets, batch: UnrollBatch, config: AgentConfig) -> Diagnostics:
     valid = batch.valid
     vs, values = parts.vs[valid], parts.values[valid]
     variance = vs.var(unbiased=False)

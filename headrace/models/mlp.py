@@ -37,11 +37,6 @@ class MLP(Network):
         features = self.torso(as_float(inputs.observation, self.byte_frames).flatten(1))
         return NetworkOutput(self.policy(features), self.value(features).squeeze(-1)), state
 
-    def layer_names(self) -> list[str]:
-        """Parameter prefixes of the affine layers from the observation to the logits, in order."""
-        hidden = [f"torso.{index}" for index, layer in enumerate(self.torso) if isinstance(layer, nn.Linear)]
-        return [*hidden, "policy"]
-
 
 def as_float(observation: Tensor, byte_frames: bool) -> Tensor:
     """float32 for the net; bytes (uint8) are scaled to [0, 1] here, on the device."""

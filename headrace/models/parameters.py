@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 import numpy as np
 import safetensors.numpy
-import safetensors.torch
-import torch
-from torch import Tensor, nn
+
+from headrace.imports import LazyModule
+
+if TYPE_CHECKING:
+    import safetensors.torch as safetensors_torch
+    import torch
+    from torch import Tensor, nn
+else:
+    torch = LazyModule("torch")  # the learner is open to actors before it has imported PyTorch
+    safetensors_torch = LazyModule("safetensors.torch")
 
 
 def parameters_of(network: nn.Module) -> dict[str, Tensor]:
@@ -28,10 +36,10 @@ def all_finite(parameters: Mapping[str, Tensor]) -> bool:
 def encode_parameters(parameters: Mapping[str, Tensor]) -> bytes:
     """The blob. By numpy where it knows the dtypes, which takes a quarter of the time; bits are kept either way."""
     if any(tensor.dtype == torch.bfloat16 for tensor in parameters.values()):
-        return safetensors.torch.save(dict(parameters))
+        return safetensors_torch.save(dict(parameters))
     return safetensors.numpy.save({name: tensor.numpy() for name, tensor in parameters.items()})
 
 
 def decode_parameters(blob: bytes) -> dict[str, Tensor]:
     """What `encode_parameters` was given. Raises safetensors' own error for a blob that is none."""
-    return safetensors.torch.load(blob)
+    return safetensors_torch.load(blob)

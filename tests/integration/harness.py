@@ -31,7 +31,7 @@ from headrace.agents import vtrace
 from headrace.arguments import Address
 from headrace.config import EnvConfig, RunConfig
 from headrace.launch import Ports
-from headrace.models.build import build_network
+from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network
 from headrace.rpc.channel import is_transient
 from headrace.rpc.clients import ReplayClient
@@ -303,7 +303,7 @@ class LearnerParts:
         spaces = self.definition.wait(self.stopping, Deadline(START_S, "the first actor to describe itself").check)
         assert spaces is not None
         self.network = build_network(self.config.model, spaces)
-        self.schema = vtrace.payload_schema(self.config.agent, spaces, self.network)
+        self.schema = vtrace.payload_schema(self.config.agent, spaces, state_spec(self.network))
         assert self.publisher.publish(self.network, 0)
         assert self.link.open(open_request(RUN, EPOCH, self.config, self.schema))
         self.definition.opened.set_result(Opened(self.schema.hash, self.link.items_address))

@@ -74,7 +74,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
             "replay": {"max_items": SLOTS},
         }
     )
-    schema = vtrace.payload_schema(config.agent, SPACES, Table())
+    schema = vtrace.payload_schema(config.agent, SPACES, {})
     writer = UnrollWriter(schema, SLOTS)
     slots = np.arange(SLOTS)
 

@@ -17,7 +17,7 @@ from headrace.envs.slots import Slots, make_slots
 from headrace.envs.spaces import Spaces
 from headrace.models.build import state_spec
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
-from headrace.models.policy import TorchPolicy
+from headrace.models.torch_policy import TorchPolicy
 from headrace.unroll import pack_version, unroll_schema
 from headrace.wire.items import Item
 from headrace.wire.payload import PayloadSchema

@@ -16,7 +16,7 @@ from headrace_actor.weights import WeightSubscription
 
 @pytest.fixture
 def subscription() -> WeightSubscription:
-    return WeightSubscription(cast(Any, None), b"a" * 16, "run", threading.Event())
+    return WeightSubscription(cast(Any, None), b"a" * 16, "run", threading.Event(), safetensors.torch.load)
 
 
 def offer(subscription: WeightSubscription, epoch: int, version: int) -> None:

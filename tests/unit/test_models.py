@@ -14,7 +14,10 @@ from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
 from headrace.models.mlp import MLP
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State, step
-from headrace.models.policy import NumpyMLP, TorchPolicy, make_policy
+from headrace.models.numpy_mlp import NumpyMLP
+from headrace.models.parameters import encode_parameters, parameters_of
+from headrace.models.policy import make_policy
+from headrace.models.torch_policy import TorchPolicy
 from headrace.wire.payload import ArraySpec
 
 SPACES = Spaces(ArraySpec("<f4", (2, 3)), DiscreteSpec(4, 0))
@@ -111,11 +114,12 @@ def test_numpy_inference_of_the_built_in_network_equals_pytorch(
 ) -> None:
     torch.manual_seed(0)
     network = build_network(ModelConfig(hidden_sizes=hidden, activation=activation), spaces)
-    assert isinstance(network, MLP)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter)  # biases and a large policy head too
-    fast, plain = make_policy(network), TorchPolicy(network)
+    config = ModelConfig(hidden_sizes=hidden, activation=activation)
+    fast, plain = make_policy(config, spaces), TorchPolicy(network)
     assert isinstance(fast, NumpyMLP)
+    fast.load(fast.decode(encode_parameters(parameters_of(network))))
     random = np.random.default_rng(0)
     observation = random.integers(0, 255, (7, *spaces.observation.shape)).astype(spaces.observation.dtype)
     arguments = (observation, np.zeros(7, np.bool_), np.zeros(7, np.int64), np.zeros(7, np.float32), {})
@@ -142,27 +146,29 @@ def test_byte_frames_are_scaled_in_the_network_and_floats_are_not() -> None:
 def test_new_weights_are_taken_all_or_none(kind: Any) -> None:
     config = ModelConfig(hidden_sizes=(8,))
     torch.manual_seed(0)
-    policy, other = kind(build_network(config, SPACES)), build_network(config, SPACES)
+    network, other = build_network(config, SPACES), build_network(config, SPACES)
+    policy = make_policy(config, SPACES) if kind is NumpyMLP else TorchPolicy(network)
+    policy.load(policy.decode(encode_parameters(parameters_of(network))))
     arguments = (np.ones((2, 2, 3), np.float32), np.ones(2, np.bool_), np.zeros(2, np.int64), np.zeros(2, np.float32))
     before = policy.step(*arguments, {})[0].copy()
-    parameters = other.state_dict()
+    parameters = parameters_of(other)
     for wrong in (
         {name: value for name, value in parameters.items() if name != "policy.bias"},
         parameters | {"_orig_mod.policy.bias": parameters["policy.bias"]},
     ):
         with pytest.raises(ValueError, match=r"policy\.bias"):
-            policy.load(wrong)
+            policy.load(policy.decode(encode_parameters(wrong)))
         np.testing.assert_array_equal(policy.step(*arguments, {})[0], before)
-    policy.load(parameters)
+    policy.load(policy.decode(encode_parameters(parameters)))
     expected = TorchPolicy(other).step(*arguments, {})[0]
     np.testing.assert_allclose(policy.step(*arguments, {})[0], expected, atol=1e-5)
 
 
 def test_weights_of_another_shape_are_refused_by_name() -> None:
     small, large = (build_network(ModelConfig(hidden_sizes=(size,)), SPACES) for size in (8, 9))
-    for policy in (NumpyMLP(small), TorchPolicy(small)):  # type: ignore[arg-type]
+    for policy in (make_policy(ModelConfig(hidden_sizes=(8,)), SPACES), TorchPolicy(small)):
         with pytest.raises(ValueError, match=r"torso\.0\.weight"):
-            policy.load(large.state_dict())
+            policy.decode(encode_parameters(parameters_of(large)))
 
 
 def test_the_first_policy_is_nearly_uniform() -> None:
@@ -187,12 +193,13 @@ def test_the_torch_seed_alone_fixes_the_first_weights() -> None:
 def test_an_own_network_is_made_from_its_import_path_and_its_state_travels_in_the_payload() -> None:
     network = build_network(own("Memory", dtype="int64"), SPACES)
     assert type(network).__name__ == "Memory"
-    assert isinstance(make_policy(network), TorchPolicy)
-    assert state_spec(network) == {"steps": ArraySpec("<i8", ()), "sums": ArraySpec("<f4", (2,))}
+    policy = make_policy(own("Memory", dtype="int64"), SPACES)
+    assert isinstance(policy, TorchPolicy)
+    assert policy.state_spec() == state_spec(network) == {"steps": ArraySpec("<i8", ()), "sums": ArraySpec("<f4", (2,))}
 
 
 def test_an_actor_keeps_no_gradient_graph_in_the_state_it_carries() -> None:
-    policy = make_policy(build_network(own("Memory"), SPACES))
+    policy = make_policy(own("Memory"), SPACES)
     state = policy.initial_state(2)
     for _ in range(3):
         _, state = policy.step(

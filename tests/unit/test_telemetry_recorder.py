@@ -86,7 +86,8 @@ def test_without_tensorboard_installed_the_run_goes_on(
             out.write({"env_steps": step}, step)
         out.close()
     assert len(lines(tmp_path)) == 1000
-    assert ["metrics.jsonl goes on" in record.getMessage() for record in caplog.records] == [True]
+    # (Before the import has failed, a fast writer may also be told that TensorBoard misses records.)
+    assert sum("metrics.jsonl goes on" in record.getMessage() for record in caplog.records) == 1
 
 
 def test_a_hanging_tensorboard_neither_blocks_a_write_nor_the_end(

@@ -22,13 +22,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(args: ActorArgs, lifetime: Lifetime) -> None:
-    """The actor's life. Imports are in here so that a wrong argument is told before torch is loaded."""
-    import torch
+    """The actor's life. Imports are in here so that a wrong argument is told at once."""
     from prometheus_client import CollectorRegistry
 
     from headrace.agents import vtrace
     from headrace.envs.slots import make_slots
-    from headrace.models.build import build_network
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.rpc.options import REPORT_DEADLINE_S
@@ -43,7 +41,6 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from headrace_actor.weights import WeightSubscription
 
     logs.configure("actor", args.log_format, args.log_level)
-    torch.set_num_threads(1)
     registry = CollectorRegistry()
     metrics = ActorMetrics(registry)
     health = health_endpoints.Health(ready_gauge=metrics.ready)
@@ -58,8 +55,8 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     described = membership.describe(slots.spaces)
     if described is None:
         return
-    network = build_network(assignment.model, slots.spaces)
-    schema = vtrace.payload_schema(assignment.agent, slots.spaces, network)
+    policy = make_policy(assignment.model, slots.spaces)
+    schema = vtrace.payload_schema(assignment.agent, slots.spaces, policy.state_spec())
     if schema.hash != described.schema:
         raise HeadraceError("this actor computes another payload schema than the learner; run the same version of both")
 
@@ -75,7 +72,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         ),
         metrics,
     )
-    weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping)
+    weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping, policy.decode)
     lifetime.on_stop(weights.cancel)
     lifetime.thread("keeper", partial(stream.keep, lifetime.stopping))
     lifetime.thread("weights", weights.run)
@@ -103,7 +100,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
 
     identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
     observers = Observers(stepped, episode, applied)
-    collector = Collector(slots, make_policy(network), schema, identity, weights.newest, observers)
+    collector = Collector(slots, policy, schema, identity, weights.newest, observers)
     try:
         if weights.wait_for_first(health.beat):
             health.ready(True)

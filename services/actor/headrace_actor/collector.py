@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
-import torch
 
 from headrace import unroll
 from headrace.agents import vtrace
@@ -21,9 +21,9 @@ from headrace.wire.payload import PayloadSchema
 
 @dataclass(frozen=True)
 class Weights:
-    """Decoded parameters and the packed (epoch, version) they were published as."""
+    """Parameters, as the policy decoded them, and the packed (epoch, version) they were published as."""
 
-    parameters: dict[str, torch.Tensor]
+    parameters: Any
     version: int
     published_at: float  # Unix time, seconds
 

@@ -6,10 +6,10 @@ import logging
 import random
 import threading
 from collections.abc import Callable
+from typing import Any
 
 import grpc
 
-from headrace.models.parameters import decode_parameters
 from headrace.rpc.channel import details
 from headrace.rpc.chunks import Assembler, Blob, ChunkError
 from headrace.rpc.clients import LearnerClient, WeightsCall
@@ -25,14 +25,22 @@ logger = logging.getLogger(__name__)
 class WeightSubscription:
     """The newest weights the learner published, never older than what was there before.
 
-    `newest` may be read by any thread; `run` is the subscription's own.
+    `newest` may be read by any thread; `run` is the subscription's own. `decode` is the policy's.
     """
 
-    def __init__(self, learner: LearnerClient, actor: bytes, run: str, stopping: threading.Event) -> None:
+    def __init__(
+        self,
+        learner: LearnerClient,
+        actor: bytes,
+        run: str,
+        stopping: threading.Event,
+        decode: Callable[[bytes], Any],
+    ) -> None:
         self._learner = learner
         self._actor = actor
         self._run = run
         self._stopping = stopping
+        self._decode = decode
         self._newest: Weights | None = None
         self._arrived = threading.Event()
         self._call: WeightsCall | None = None
@@ -84,5 +92,5 @@ class WeightSubscription:
         packed = pack_version(blob.epoch, blob.version)
         if self._newest is not None and packed <= self._newest.version:
             return
-        self._newest = Weights(decode_parameters(blob.data), packed, blob.published_at)
+        self._newest = Weights(self._decode(blob.data), packed, blob.published_at)
         self._arrived.set()

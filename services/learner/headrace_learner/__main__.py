@@ -34,12 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
-    """The learner's life."""
-    import torch
+    """The learner's life. It is open to actors before it has imported PyTorch: they make their environments meanwhile."""
     from prometheus_client import CollectorRegistry
 
-    from headrace.agents import vtrace
-    from headrace.models.build import build_network
     from headrace.rpc.options import LEARNER_SERVICE
     from headrace.rpc.server import Server
     from headrace.rpc.v1 import learner_pb2_grpc
@@ -48,22 +45,14 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     from headrace.telemetry import logs
     from headrace.telemetry.catalogue import LearnerMetrics
     from headrace.telemetry.recorder import Recorder
-    from headrace.wire.messages import UNROLLS
-    from headrace_learner.account import Account
     from headrace_learner.front import Definition, LearnerFront, Opened
-    from headrace_learner.loader import Loader, Source
     from headrace_learner.publisher import WeightPublisher
     from headrace_learner.replay_link import ReplayLink, open_request
     from headrace_learner.roster import Roster
     from headrace_learner.run_folder import RunFolder
-    from headrace_learner.trainer import Trainer, choose_device
-    from headrace_learner.training import Training, resume
 
     logs.configure("learner", args.log_format, args.log_level)
     config = args.config
-    device = choose_device(config.learner.device)
-    torch.set_num_threads(1)
-    torch.manual_seed(config.seed)
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     health = health_endpoints.Health(ready_gauge=metrics.ready)
@@ -72,7 +61,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     if folder.epoch > 1 and folder.checkpoint is None:
         logger.warning("%s holds no valid checkpoint: training begins anew", folder.path)
     metrics.epoch.set(folder.epoch)
-    logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch, "device": str(device)})
+    logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch})
 
     def register(grpc_server: grpc.aio.Server) -> None:
         learner_pb2_grpc.add_LearnerServicer_to_server(front, grpc_server)
@@ -87,12 +76,25 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     server.set_serving(True)
     health.ready(True)
     try:
+        import torch
+
+        from headrace.agents import vtrace
+        from headrace.models.build import build_network, state_spec
+        from headrace.wire.messages import UNROLLS
+        from headrace_learner.account import Account
+        from headrace_learner.loader import Loader, Source
+        from headrace_learner.trainer import Trainer, choose_device
+        from headrace_learner.training import Training, resume
+
+        device = choose_device(config.learner.device)
+        torch.set_num_threads(1)
+        torch.manual_seed(config.seed)
         spaces = definition.wait(lifetime.stopping, health.beat)
         if spaces is None:
             return
         folder.write_spaces(spaces)
         network = build_network(config.model, spaces)
-        schema = vtrace.payload_schema(config.agent, spaces, network)
+        schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
         trainer = Trainer(network, config, device)
         if folder.checkpoint is not None:
             resume(folder.checkpoint, trainer, roster)

@@ -10,10 +10,15 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
-from torch import Tensor
+from headrace.imports import LazyModule
+
+if TYPE_CHECKING:
+    import safetensors.torch as safetensors_torch
+    from torch import Tensor
+else:
+    safetensors_torch = LazyModule("safetensors.torch")
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +55,7 @@ class CheckpointFolder:
         unfinished = self.path / f"{_UNFINISHED}{updates:012d}-{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
-        data = safetensors.torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
+        data = safetensors_torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
         manifest = {
             "format": FORMAT,
             "saved_at": time.time(),
@@ -106,7 +111,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     data = (path / _TENSORS).read_bytes()
     if len(data) != manifest.get("bytes") or hashlib.sha256(data).hexdigest() != manifest.get("sha256"):
         raise ValueError(f"{_TENSORS} is damaged: {len(data)} bytes, {manifest.get('bytes')} were written")
-    return Checkpoint(path, safetensors.torch.load(data), manifest)
+    return Checkpoint(path, safetensors_torch.load(data), manifest)
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -7,14 +7,16 @@ import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
-
-from torch import nn
+from typing import TYPE_CHECKING
 
 from headrace.models.parameters import all_finite, encode_parameters, parameters_of
 from headrace.rpc.chunks import split
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.unroll import pack_version
+
+if TYPE_CHECKING:
+    from torch import nn
 
 REMEMBERED_VERSIONS = 4096  # publication times, for the lag in seconds
 

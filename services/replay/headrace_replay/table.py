@@ -77,9 +77,7 @@ class FifoTable:
     def insert(self, items: Sequence[Item]) -> None:
         """Appends items, numbered on."""
         count = len(items)
-        self._items.extend(
-            map(Stored, range(self._next_id, self._next_id + count), items, repeat(self._clock()))
-        )
+        self._items.extend(map(Stored, range(self._next_id, self._next_id + count), items, repeat(self._clock())))
         self._next_id += count
         self.nbytes += sum(len(item.payload) for item in items)
         self.limiter.inserts += count
