@@ -143,8 +143,8 @@ class LearnerConfig(Section):
     """Where the learner computes; auto: cuda where there is one."""
     batch_size: Whole = Field(default=32, ge=1)
     """Unrolls per update, B (count)."""
-    prefetch: Whole = Field(default=1, ge=1)
-    """Batches asked for ahead of the update (count); each adds to the policy lag."""
+    prefetch: Whole = Field(default=1, ge=0)
+    """Batches asked for ahead of the update (count); each adds to the policy lag. 0: the next one when it is done."""
     optimizer: Literal["adam", "rmsprop"] = "adam"
     """The optimiser."""
     lr: Schedule = Schedule.constant(1e-3)

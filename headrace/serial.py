@@ -24,7 +24,7 @@ from headrace.envs.slots import make_slots
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network
-from headrace.models.parameters import all_finite, encode_parameters, parameters_of
+from headrace.models.parameters import ParameterEncoder
 from headrace.models.policy import make_policy
 from headrace.run_dir import new_run_dir
 from headrace.service import Lifetime
@@ -199,6 +199,9 @@ class Stepping:
                 actor.ledger.acknowledged += count
         return self._draw()
 
+    def ask(self) -> None:
+        """Nothing is got ready ahead: `next` steps the environments itself."""
+
     def leave(self) -> None:
         """What is held is dropped, as when actors are stopped."""
         for actor in self._actors:
@@ -248,6 +251,7 @@ class DirectPublisher:
     def __init__(self, epoch: int, decode: Callable[[bytes], Any]) -> None:
         self.epoch = epoch
         self._decode = decode
+        self._encoder: ParameterEncoder | None = None
         self._newest: Weights | None = None
         self._version = -1
 
@@ -259,11 +263,12 @@ class DirectPublisher:
 
     def publish(self, network: Network, version: int) -> bool:
         """As WeightPublisher.publish."""
-        parameters = parameters_of(network)
-        if not all_finite(parameters):
+        if self._encoder is None:
+            self._encoder = ParameterEncoder(network)
+        blob = self._encoder.encode()
+        if blob is None:
             return False
         self._version = version
-        blob = encode_parameters(parameters)
         self._newest = Weights(self._decode(blob), pack_version(self.epoch, version), time.time())
         return True
 

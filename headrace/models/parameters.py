@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-import numpy as np
 import safetensors.numpy
 
 from headrace.imports import LazyModule
@@ -24,13 +24,35 @@ def parameters_of(network: nn.Module) -> dict[str, Tensor]:
     return {name: tensor.detach().cpu().contiguous() for name, tensor in network.state_dict().items()}
 
 
-def all_finite(parameters: Mapping[str, Tensor]) -> bool:
-    """Whether there is neither NaN nor infinity in any of them."""
-    floats = (tensor for tensor in parameters.values() if tensor.is_floating_point())
-    return all(  # by numpy where it knows the dtype: small tensors are the rule, and its overhead is the smaller one
-        bool(torch.isfinite(tensor).all() if tensor.dtype == torch.bfloat16 else np.isfinite(tensor.numpy()).all())
-        for tensor in floats
-    )
+class ParameterEncoder:
+    """Encodes one network's parameters and buffers again and again: the blob is laid out once and then filled."""
+
+    def __init__(self, network: nn.Module) -> None:
+        self._network = network
+        first = parameters_of(network)
+        self._blob = torch.frombuffer(bytearray(encode_parameters(first)), dtype=torch.uint8)
+        data = 8 + int.from_bytes(self._blob[:8].numpy().tobytes(), "little")
+        header = json.loads(self._blob[8:data].numpy().tobytes())
+        self._targets: dict[str, Tensor] = {}
+        floats: dict[torch.dtype, tuple[int, int]] = {}  # a safetensors file has the tensors of one dtype side by side
+        for name, tensor in first.items():
+            begin, end = (data + offset for offset in header[name]["data_offsets"])
+            self._targets[name] = self._blob[begin:end].view(tensor.dtype).view(tensor.shape)
+            if tensor.is_floating_point():
+                low, high = floats.get(tensor.dtype, (begin, end))
+                floats[tensor.dtype] = (min(low, begin), max(high, end))
+        self._floats = [self._blob[low:high].view(dtype) for dtype, (low, high) in floats.items()]
+        # Buffers may be replaced by others at any time, so they are looked up anew; parameters stay what they are.
+        self._fixed = None if any(True for _ in network.buffers()) else dict(network.named_parameters())
+
+    def encode(self) -> bytes | None:
+        """The blob of the parameters as they are now; None if one of them is not finite."""
+        tensors = self._fixed or self._network.state_dict()
+        for name, target in self._targets.items():
+            target.copy_(tensors[name].detach())
+        if not all(torch.isfinite(region).all() for region in self._floats):
+            return None
+        return self._blob.numpy().tobytes()
 
 
 def encode_parameters(parameters: Mapping[str, Tensor]) -> bytes:

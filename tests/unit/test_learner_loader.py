@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
@@ -41,6 +42,27 @@ def test_answers_of_two_boots_to_one_request_are_both_taken_and_a_repeated_answe
             numbers += batch.views["number"].tolist()
         assert numbers == [10, 20]
         assert (loader.ledger.drawn_from(1), loader.ledger.drawn_from(2)) == (1, 1)
+    finally:
+        loader.close()
+        replay.close()
+        context.term()
+
+
+@pytest.mark.parametrize(("prefetch", "during", "after"), [(0, 0, 1), (1, 1, 1), (2, 2, 2)])
+def test_so_many_batches_are_asked_for_while_one_is_trained_on(prefetch: int, during: int, after: int) -> None:
+    context = zmq.Context[zmq.Socket[bytes]]()
+    replay, port = sockets.bind(context, "127.0.0.1", 0)
+    source = Source(f"127.0.0.1:{port}", "run", 1, UNROLLS, batch_size=1, prefetch=prefetch)
+    loader = Loader(source, SCHEMA, LearnerMetrics(CollectorRegistry()))
+    try:
+        assert loader.next(0.0) is None
+        assert replay.poll(5000)
+        route, frame = replay.recv_multipart()
+        assert sockets.send(replay, [route, *reply(1, decode(frame, FROM_LEARNER).request, 10)])
+        assert loader.next(5.0) is not None
+        assert len(loader._outstanding) == during
+        loader.ask()
+        assert len(loader._outstanding) == after
     finally:
         loader.close()
         replay.close()

@@ -34,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
-    """The learner's life. It is open to actors before it has imported PyTorch: they make their environments meanwhile."""
+    """The learner's life. It accepts actors before it has imported PyTorch: they make their environments meanwhile."""
     from prometheus_client import CollectorRegistry
 
     from headrace.rpc.options import LEARNER_SERVICE

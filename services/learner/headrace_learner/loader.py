@@ -72,7 +72,11 @@ class LoadedBatch:
 
 
 class Loader:
-    """Keeps `prefetch` batches asked for. For the training thread only; nothing waits longer than it is told."""
+    """Keeps `prefetch` batches asked for, while one is trained on. Nothing waits longer than it is told.
+
+    Without any prefetch the next batch is asked for by `ask`, as soon as the last one is done with. For the training
+    thread only.
+    """
 
     def __init__(self, source: Source, schema: PayloadSchema, metrics: LearnerMetrics, *, pinned: bool = False) -> None:
         self._source = source
@@ -97,13 +101,18 @@ class Loader:
         deadline = time.monotonic() + timeout_s
         while True:
             batch = self._receive()
-            self._ask()  # for another one, before this one is trained on
             if batch is not None:
+                self._ask(self._source.prefetch)  # for others, before this one is trained on
                 return batch
+            self.ask()
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 return None
             self._socket.poll(min(round(1000 * left_s), _WAIT_MS))
+
+    def ask(self) -> None:
+        """The last batch is done with: sees to it that another one is on its way."""
+        self._ask(max(self._source.prefetch, 1))
 
     def finish(self, timeout_s: float) -> None:
         """Asks for nothing more, and discards what still arrives within the time."""
@@ -115,11 +124,11 @@ class Loader:
         self._socket.close()
         self._context.term()
 
-    def _ask(self) -> None:
-        """Sends new requests as far as prefetch allows, and old ones again; beats; opens a silent socket anew."""
+    def _ask(self, count: int) -> None:
+        """Sees that `count` requests are under way, old ones sent again; beats; opens a silent socket anew."""
         now = time.monotonic()
         source = self._source
-        while not self._finishing and len(self._outstanding) < source.prefetch:
+        while not self._finishing and len(self._outstanding) < count:
             self._outstanding[self._next_request] = -ASK_AGAIN_S
             self._next_request += 1
         for request, sent_at in self._outstanding.items():

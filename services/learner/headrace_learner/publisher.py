@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from headrace.models.parameters import all_finite, encode_parameters, parameters_of
+from headrace.models.parameters import ParameterEncoder
 from headrace.rpc.chunks import split
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import LearnerMetrics
@@ -48,6 +48,7 @@ class WeightPublisher:
         self._call_soon = call_soon
         self._metrics = metrics
         self._published_at: OrderedDict[int, float] = OrderedDict()  # version -> monotonic seconds
+        self._encoder: ParameterEncoder | None = None
         self._last_s = -1e9
         self._last_version = -1
         self._newest: Publication | None = None  # the loop's
@@ -60,16 +61,21 @@ class WeightPublisher:
         return version > self._last_version and time.monotonic() - self._last_s >= self._min_publish_s
 
     def publish(self, network: nn.Module, version: int) -> bool:
-        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite."""
-        parameters = parameters_of(network)
-        if not all_finite(parameters):
+        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite.
+
+        It is the same network every time.
+        """
+        if self._encoder is None:
+            self._encoder = ParameterEncoder(network)
+        blob = self._encoder.encode()
+        if blob is None:
             return False
         self._last_s = time.monotonic()
         self._last_version = version
         self._published_at[version] = self._last_s
         if len(self._published_at) > REMEMBERED_VERSIONS:
             self._published_at.popitem(last=False)
-        chunks = split(self.epoch, version, encode_parameters(parameters), time.time())
+        chunks = split(self.epoch, version, blob, time.time())
         publication = Publication(pack_version(self.epoch, version), chunks)
         self._call_soon(lambda: self._replace(publication))
         self._metrics.publishes.inc()

@@ -42,6 +42,9 @@ class BatchSource(Protocol):
     def next(self, timeout_s: float) -> LoadedBatch | None:
         """The next batch, valid until the next call; None if there was none in time."""
 
+    def ask(self) -> None:
+        """The last batch is done with: another one may be got ready."""
+
 
 class Publisher(Protocol):
     """Where weights go."""
@@ -107,6 +110,11 @@ class Training:
         copy_s = loaded.copy_s + time.perf_counter() - moved
         lags = self._lags(loaded.versions)
         update = trainer.update(batch, int(loaded.new_ticks.sum()))
+        self.source.ask()
+        started = time.perf_counter()
+        if self.publisher.due(trainer.updates):
+            self.publish()
+            metrics.step_seconds.labels(StepPhase.PUBLISH).observe(time.perf_counter() - started)
         self._update, self._batch = update, batch
         if update.applied:
             self.account.trained(lags)
@@ -120,10 +128,6 @@ class Training:
             logger.warning("skipped an update: loss or gradient is not finite (%d in a row)", trainer.skipped_in_row)
             metrics.nonfinite_updates.inc()
             self.source.ledger.discard(count, DiscardReason.NONFINITE)
-        started = time.perf_counter()
-        if self.publisher.due(trainer.updates):
-            self.publish()
-            metrics.step_seconds.labels(StepPhase.PUBLISH).observe(time.perf_counter() - started)
         metrics.step_seconds.labels(StepPhase.COPY).observe(copy_s)
         metrics.step_seconds.labels(StepPhase.COMPUTE).observe(update.compute_s)
         metrics.step_seconds.labels(StepPhase.OPTIMIZER).observe(update.optimizer_s)
