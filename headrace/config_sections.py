@@ -95,6 +95,8 @@ class AgentConfig(Section):
     """Weight of the value loss (ratio)."""
     reward_clip: PositiveNumber | None = None
     """Rewards are clipped to [-c, c] on the learner (reward units); null: not clipped. Statistics stay raw."""
+    reward_scale: PositiveNumber = 1.0
+    """Factor on the (clipped) rewards on the learner: values of about 1 to 10 are learnt fastest (ratio)."""
 
 
 class ModelConfig(Section):
@@ -106,6 +108,12 @@ class ModelConfig(Section):
     """Width of each hidden layer (units)."""
     activation: Literal["relu", "tanh"] = "relu"
     """Nonlinearity after each hidden layer."""
+    core: Literal["none", "lstm", "gru"] = "none"
+    """The memory between torso and heads; its state at an unroll's head travels with the unroll."""
+    core_size: PositiveWhole = 64
+    """Width of the core (units)."""
+    previous_inputs: bool = False
+    """Whether the core also sees the previous action and the previous reward."""
     network: ImportPath | None = None
     """Import path module:Class of an own network, which replaces the built-in one; null: built-in."""
     kwargs: Kwargs = {}

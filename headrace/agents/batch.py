@@ -68,21 +68,9 @@ class UnrollBatch:
 
 def evaluate(network: Network, batch: UnrollBatch) -> NetworkOutput:
     """Logits [T+1, B, A] and values [T+1, B] at every tick and the tail, from the stored state at the head."""
-    from headrace.models.network import NetworkInput, NetworkOutput, step
+    from headrace.models.network import NetworkInput, scan
 
-    ticks, width = batch.first.shape
     previous_action = torch.cat([batch.previous_action[None], batch.action])
     previous_reward = torch.cat([batch.previous_reward[None], batch.reward])
-    if not batch.state:  # without memory all ticks are one large batch
-        inputs = NetworkInput(
-            batch.observation.flatten(0, 1), batch.first.flatten(), previous_action.flatten(), previous_reward.flatten()
-        )
-        output, _ = step(network, inputs, {})
-        return NetworkOutput(output.logits.view(ticks, width, -1), output.value.view(ticks, width))
-    state = batch.state
-    outputs = []
-    for tick in range(ticks):
-        inputs = NetworkInput(batch.observation[tick], batch.first[tick], previous_action[tick], previous_reward[tick])
-        output, state = step(network, inputs, state)
-        outputs.append(output)
-    return NetworkOutput(torch.stack([o.logits for o in outputs]), torch.stack([o.value for o in outputs]))
+    inputs = NetworkInput(batch.observation, batch.first, previous_action, previous_reward)
+    return scan(network, inputs, batch.state)

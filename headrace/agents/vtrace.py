@@ -155,6 +155,8 @@ def targets(output: NetworkOutput, batch: UnrollBatch, config: AgentConfig) -> T
     rewards = batch.reward
     if config.reward_clip is not None:
         rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+    if config.reward_scale != 1.0:
+        rewards = rewards * config.reward_scale
     log_ratios = log_prob.detach() - batch.behaviour["log_prob"]
     vs, pg_advantages = vtrace_targets(
         log_ratios,

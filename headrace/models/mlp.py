@@ -25,17 +25,23 @@ class MLP(Network):
         self.activation = activation
         self.byte_frames = observation.dtype == "|u1"
         width = math.prod(observation.shape)
-        layers: list[nn.Module] = []
-        for size in hidden_sizes:
-            layers += [_linear(width, size, math.sqrt(2)), ACTIVATIONS[activation]()]
-            width = size
-        self.torso = nn.Sequential(*layers)
-        self.policy = _linear(width, num_actions, 0.01)
-        self.value = _linear(width, 1, 1.0)
+        self.torso = make_torso(width, hidden_sizes, activation)
+        width = hidden_sizes[-1] if hidden_sizes else width
+        self.policy = affine(width, num_actions, 0.01)
+        self.value = affine(width, 1, 1.0)
 
     def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
         features = self.torso(as_float(inputs.observation, self.byte_frames).flatten(1))
         return NetworkOutput(self.policy(features), self.value(features).squeeze(-1)), state
+
+
+def make_torso(width: int, hidden_sizes: Sequence[int], activation: str) -> nn.Sequential:
+    """The hidden layers over inputs of `width` features."""
+    layers: list[nn.Module] = []
+    for size in hidden_sizes:
+        layers += [affine(width, size, math.sqrt(2)), ACTIVATIONS[activation]()]
+        width = size
+    return nn.Sequential(*layers)
 
 
 def as_float(observation: Tensor, byte_frames: bool) -> Tensor:
@@ -44,7 +50,8 @@ def as_float(observation: Tensor, byte_frames: bool) -> Tensor:
     return values / 255.0 if byte_frames else values
 
 
-def _linear(inputs: int, outputs: int, gain: float) -> nn.Linear:
+def affine(inputs: int, outputs: int, gain: float) -> nn.Linear:
+    """A linear layer with orthogonal weights of this gain and no bias at first."""
     layer = nn.Linear(inputs, outputs)
     nn.init.orthogonal_(layer.weight, gain)
     nn.init.zeros_(layer.bias)

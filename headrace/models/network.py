@@ -1,14 +1,16 @@
 """What a network is to Headrace: one tick for a batch of slots in, policy logits and values out, state carried along.
 
 Resets are not a network's business: whoever steps it zeroes state, previous action and previous reward at the first
-tick of an episode (`step`), so that no network can get it wrong.
+tick of an episode (`step`, `scan`), so that no network can get it wrong.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
+import torch
 from torch import Tensor, nn
 
 State = Mapping[str, Tensor]  # name -> [B, ...], float or integer; zeros mean "the beginning"; empty without memory
@@ -16,17 +18,30 @@ State = Mapping[str, Tensor]  # name -> [B, ...], float or integer; zeros mean "
 
 @dataclass(frozen=True, slots=True)
 class NetworkInput:
-    """One tick of B slots."""
+    """One tick of B slots; for `Network.sequence` T ticks of them, [T, B, ...] each."""
 
     observation: Tensor  # [B, *shape], dtype of the environment (float64 arrives as float32)
     first: Tensor  # [B] bool: the observation begins an episode
     previous_action: Tensor  # [B] int64, zero-based; 0 where first
     previous_reward: Tensor  # [B] float32; 0 where first
 
+    def ticks(self, begin: int, end: int) -> NetworkInput:
+        """A part of a sequence."""
+        part = slice(begin, end)
+        return NetworkInput(
+            self.observation[part], self.first[part], self.previous_action[part], self.previous_reward[part]
+        )
+
+    def tick(self, index: int) -> NetworkInput:
+        """One tick of a sequence."""
+        return NetworkInput(
+            self.observation[index], self.first[index], self.previous_action[index], self.previous_reward[index]
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class NetworkOutput:
-    """What the agents need of it."""
+    """What the agents need of it; [T, B, ...] of a sequence."""
 
     logits: Tensor  # [B, A]
     value: Tensor  # [B]
@@ -47,19 +62,58 @@ class Network(nn.Module):
         """One tick. Returns the output and the state after it, of the same shapes."""
         raise NotImplementedError(f"{type(self).__name__} does not define forward")
 
+    def sequence(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
+        """T >= 1 ticks, inputs and outputs [T, B, ...]: what `forward` gives tick by tick.
+
+        `inputs.first` is not to be looked at: there are no resets after the first tick. To be overridden where it can
+        be done faster.
+        """
+        outputs = []
+        for tick in range(len(inputs.first)):
+            output, state = self(inputs.tick(tick), state)
+            outputs.append(output)
+        return NetworkOutput(torch.stack([o.logits for o in outputs]), torch.stack([o.value for o in outputs])), state
+
 
 def step(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     """One tick with the resets applied *before* the observation is consumed."""
-    first = inputs.first
-    fresh = NetworkInput(
-        observation=inputs.observation,
-        first=first,
-        previous_action=inputs.previous_action.masked_fill(first, 0),
-        previous_reward=inputs.previous_reward.masked_fill(first, 0.0),
-    )
-    state = {name: leaf.masked_fill(_as(first, leaf), 0) for name, leaf in state.items()}
-    output: tuple[NetworkOutput, State] = network(fresh, state)
+    output: tuple[NetworkOutput, State] = network(_fresh(inputs), _reset(state, inputs.first))
     return output
+
+
+def scan(network: Network, inputs: NetworkInput, state: State) -> NetworkOutput:
+    """T ticks, [T, B, ...], from the state before the first of them: what `step` gives tick by tick."""
+    inputs = _fresh(inputs)
+    ticks, width = inputs.first.shape
+    if not state:  # without memory all ticks are one large batch
+        flat = NetworkInput(
+            inputs.observation.flatten(0, 1),
+            inputs.first.flatten(),
+            inputs.previous_action.flatten(),
+            inputs.previous_reward.flatten(),
+        )
+        output, _ = network(flat, {})
+        return NetworkOutput(output.logits.view(ticks, width, -1), output.value.view(ticks, width))
+    resets = [tick for tick, any_first in enumerate(inputs.first.any(dim=1).tolist()) if any_first and tick > 0]
+    outputs = []
+    for begin, end in pairwise([0, *resets, ticks]):
+        output, state = network.sequence(inputs.ticks(begin, end), _reset(state, inputs.first[begin]))
+        outputs.append(output)
+    return NetworkOutput(torch.cat([o.logits for o in outputs]), torch.cat([o.value for o in outputs]))
+
+
+def _fresh(inputs: NetworkInput) -> NetworkInput:
+    """The inputs with nothing of the episode before."""
+    return NetworkInput(
+        observation=inputs.observation,
+        first=inputs.first,
+        previous_action=inputs.previous_action.masked_fill(inputs.first, 0),
+        previous_reward=inputs.previous_reward.masked_fill(inputs.first, 0.0),
+    )
+
+
+def _reset(state: State, first: Tensor) -> State:
+    return {name: leaf.masked_fill(_as(first, leaf), 0) for name, leaf in state.items()}
 
 
 def _as(mask: Tensor, leaf: Tensor) -> Tensor:

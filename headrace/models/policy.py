@@ -47,7 +47,7 @@ class Policy(Protocol):
 
 def make_policy(config: ModelConfig, spaces: Spaces) -> Policy:
     """The fastest way to run the run's network that there is. It acts once it has loaded parameters."""
-    if config.network is None:
+    if config.network is None and config.core == "none":
         return NumpyMLP(spaces.observation, spaces.action.n, config.hidden_sizes, config.activation)
     from headrace.models.build import build_network
     from headrace.models.torch_policy import TorchPolicy

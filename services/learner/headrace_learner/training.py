@@ -22,7 +22,7 @@ from headrace.telemetry.recorder import Recorder
 from headrace.unroll import unpack_version, updates_of
 from headrace.wire.messages import Ints
 from headrace_learner.account import Account
-from headrace_learner.checkpoints import Checkpoint, CheckpointFolder
+from headrace.checkpoints import Checkpoint, CheckpointFolder
 from headrace_learner.ledgers import LearnerLedger
 from headrace_learner.loader import LoadedBatch
 from headrace_learner.roster import Roster

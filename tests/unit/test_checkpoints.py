@@ -14,8 +14,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from headrace_learner import checkpoints as module
-from headrace_learner.checkpoints import CheckpointFolder, read_checkpoint
+from headrace import checkpoints as module
+from headrace.checkpoints import CheckpointFolder, find_checkpoint, read_checkpoint
+from headrace.errors import ConfigError
 
 TENSORS = {
     "network/weight": torch.arange(6, dtype=torch.float32).reshape(2, 3).t(),  # not contiguous
@@ -194,3 +195,44 @@ def test_a_checkpoint_is_data_only_safetensors_and_json(folder: CheckpointFolder
     torch.save({"weight": object()}, path / "state.safetensors")  # a pickle in its place is never opened
     with pytest.raises(ValueError, match="damaged"):
         read_checkpoint(path)
+
+
+# -- the best parameters ---------------------------------------------------------------------------------------------
+
+
+def save_best(folder: CheckpointFolder, updates: int, score: float) -> Path:
+    return folder.save_best(updates, TENSORS, {"score": score})
+
+
+def test_the_best_parameters_are_kept_beside_the_newest_states_and_are_no_state_to_resume_from(
+    folder: CheckpointFolder,
+) -> None:
+    assert folder.best() is None
+    save_best(folder, 3, 10.0)
+    assert newest(folder) is None
+    for updates in (5, 6, 7):
+        save(folder, updates)
+    save_best(folder, 6, 20.0)
+    best = folder.best()
+    assert best is not None
+    assert best.manifest["score"] == 20.0
+    assert set(best.parameters()) == {"weight", "half"}
+    assert newest(folder) == 7
+    assert names(folder) == ["000000000006", "000000000007", "best-000000000006"]
+
+
+def test_a_person_who_names_a_run_gets_its_best_checkpoint_or_else_the_newest_valid_one(
+    folder: CheckpointFolder,
+) -> None:
+    run = folder.path.parent
+    first, second = save(folder, 5), save(folder, 9)
+    assert find_checkpoint(run).path == second
+    (second / "state.safetensors").write_bytes(b"torn")
+    assert find_checkpoint(run).path == first
+    assert find_checkpoint(save_best(folder, 7, 1.0)).path == find_checkpoint(run).path
+    assert find_checkpoint(first).path == first
+    for wrong in (second, run / "nowhere", folder.path, run / "checkpoints" / "000000000005" / "manifest.json"):
+        with pytest.raises(ConfigError, match="checkpoint") as refused:
+            find_checkpoint(wrong)
+        assert str(wrong) in str(refused.value)
+        assert "\n" not in str(refused.value)

@@ -1,4 +1,8 @@
-"""Checkpoints: a folder each, safetensors plus a JSON manifest, there as a whole or not at all."""
+"""Checkpoints: a folder each, safetensors plus a JSON manifest, there as a whole or not at all.
+
+A run's `checkpoints/` holds the newest train states, named by their updates, and `best-<updates>`: the parameters alone
+that had the highest score so far. A tensor's name begins with what it is part of: `network/`, `optimizer/`, `random/`.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ import logging
 import os
 import shutil
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from headrace.errors import ConfigError
 from headrace.imports import LazyModule
 
 if TYPE_CHECKING:
@@ -23,6 +29,8 @@ else:
 logger = logging.getLogger(__name__)
 
 FORMAT = 1
+BEST = "best-"
+NETWORK = "network/"
 _TENSORS = "state.safetensors"
 _MANIFEST = "manifest.json"
 _UNFINISHED = ".unfinished-"
@@ -36,23 +44,42 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     manifest: dict[str, Any]
 
+    def parameters(self) -> dict[str, Tensor]:
+        """The network's own, by their names in it."""
+        return {name.removeprefix(NETWORK): tensor for name, tensor in self.tensors.items() if name.startswith(NETWORK)}
+
 
 class CheckpointFolder:
-    """Writes and finds the checkpoints of a run, named by their number of updates."""
+    """Writes and finds the checkpoints of a run."""
 
     def __init__(self, path: Path, keep: int) -> None:
         self.path = path
         self._keep = keep
 
     def save(self, updates: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
-        """Writes a checkpoint and removes the oldest beyond `keep`. OSError if the disk will not have it.
+        """Writes a checkpoint and removes the oldest beyond `keep`. OSError if the disk will not have it."""
+        final = self._save(f"{updates:012d}", tensors, facts)
+        self._remove_others(final)
+        return final
 
-        Everything is on disk before the folder gets its name, so a kill at any moment leaves the older ones or this
-        one, never a torn one.
-        """
+    def save_best(self, updates: int, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+        """Replaces the best parameters; `facts` tells their score. OSError if the disk will not have it."""
+        final = self._save(f"{BEST}{updates:012d}", tensors, facts)
+        for path in self.path.glob(BEST + "*"):
+            if path != final:
+                shutil.rmtree(path, ignore_errors=True)
+        return final
+
+    def best(self) -> Checkpoint | None:
+        """The valid checkpoint of the best parameters; None if there is none."""
+        return _first_valid(sorted(self.path.glob(BEST + "*"), reverse=True))
+
+    def _save(self, name: str, tensors: dict[str, Tensor], facts: dict[str, Any]) -> Path:
+        """Everything is on disk before the folder gets its name, so a kill at any moment leaves the older ones or this
+        one, never a torn one."""
         self.path.mkdir(parents=True, exist_ok=True)
-        final = self.path / f"{updates:012d}"
-        unfinished = self.path / f"{_UNFINISHED}{updates:012d}-{os.getpid()}"
+        final = self.path / name
+        unfinished = self.path / f"{_UNFINISHED}{name}-{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir()
         data = safetensors_torch.save({name: tensor.contiguous() for name, tensor in tensors.items()})
@@ -74,17 +101,13 @@ class CheckpointFolder:
             shutil.rmtree(unfinished, ignore_errors=True)  # a full disk is to have the room for the next attempt
             raise
         sync_folder(self.path)
-        self._remove_others(final)
+        for leftover in self.path.glob(_UNFINISHED + "*"):
+            shutil.rmtree(leftover, ignore_errors=True)
         return final
 
     def newest(self) -> Checkpoint | None:
         """The newest valid checkpoint; newer broken ones are skipped and said. None if there is none."""
-        for path in reversed(self._finished()):
-            try:
-                return read_checkpoint(path)
-            except (OSError, ValueError) as error:
-                logger.warning("skipped checkpoint %s: %s", path, error)
-        return None
+        return _first_valid(self._finished()[::-1])
 
     def _finished(self) -> list[Path]:
         if not self.path.is_dir():
@@ -97,8 +120,32 @@ class CheckpointFolder:
         count = paths.index(saved) + 1
         for path in (*paths[: max(0, count - self._keep)], *paths[count:]):
             shutil.rmtree(path, ignore_errors=True)
-        for path in self.path.glob(_UNFINISHED + "*"):
-            shutil.rmtree(path, ignore_errors=True)
+
+
+def _first_valid(paths: Iterable[Path]) -> Checkpoint | None:
+    for path in paths:
+        try:
+            return read_checkpoint(path)
+        except (OSError, ValueError) as error:
+            logger.warning("skipped checkpoint %s: %s", path, error)
+    return None
+
+
+def find_checkpoint(path: Path) -> Checkpoint:
+    """What a person means by `path`: a checkpoint's folder, or a run's, which stands for its best checkpoint, or its
+    newest one if there is no best. ConfigError if there is none."""
+    if not path.is_dir():
+        raise ConfigError(f"{path} is no folder; name a run's folder or one of its checkpoints")
+    if (path / _MANIFEST).exists():
+        try:
+            return read_checkpoint(path)
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"{path} is a damaged checkpoint: {error}; name another one") from error
+    folder = CheckpointFolder(path / "checkpoints", keep=1)
+    found = folder.best() or folder.newest()
+    if found is None:
+        raise ConfigError(f"{path} holds no valid checkpoint; name a run's folder or one of its checkpoints")
+    return found
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
