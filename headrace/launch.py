@@ -161,6 +161,8 @@ class Launcher:
             "learner", f"headrace_learner --bind 127.0.0.1:{learner} --replay 127.0.0.1:{replay}"
         )
         self._learner.arguments += [str(config_file), "--run-dir", str(run_dir), "--resume", options.resume]
+        if options.init_from is not None:
+            self._learner.arguments += ["--init-from", str(options.init_from)]
         if options.summary_json is not None:
             self._learner.arguments += ["--summary-json", str(options.summary_json)]
         self._actors = [

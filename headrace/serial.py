@@ -47,7 +47,7 @@ from headrace_learner.replay_link import open_request
 from headrace_learner.roster import Roster
 from headrace_learner.run_folder import RunFolder
 from headrace_learner.trainer import Trainer, choose_device
-from headrace_learner.training import Training, resume
+from headrace_learner.training import Training, init_from, resume
 from headrace_replay.table import FifoTable
 
 
@@ -82,6 +82,8 @@ def _train(config: RunConfig, options: TrainOptions, lifetime: Lifetime) -> int:
     roster = Roster(folder.epoch, float("inf"), config.stop, metrics)
     if folder.checkpoint is not None:
         resume(folder.checkpoint, trainer, roster)
+    elif options.init_from is not None:
+        init_from(options.init_from, network)
 
     policies = [make_policy(config.model, spaces) for _ in slots]
     publisher = DirectPublisher(folder.epoch, policies[0].decode)
@@ -112,6 +114,7 @@ def _train(config: RunConfig, options: TrainOptions, lifetime: Lifetime) -> int:
         health=Health(),
         lifetime=lifetime,
         run=folder.run,
+        spaces=spaces,
     )
     outcome = training.train()
     trained_until = time.monotonic()

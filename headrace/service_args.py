@@ -72,6 +72,7 @@ class LearnerArgs(ServiceArgs):
     """gRPC address of the replay shard."""
     run_dir: Path | None
     resume: Resume
+    init_from: Path | None
     summary_json: Path | None
 
 
@@ -91,6 +92,8 @@ class TrainOptions:
     """The run's folder; None: a new one below runs/."""
     resume: Resume
     """auto: resume if `run_dir` was named and holds a checkpoint; never: start anew; must: only resume."""
+    init_from: Path | None
+    """A checkpoint, or another run's folder, whose parameters the run begins with."""
     insecure: bool
     summary_json: Path | None
     """Where the final facts are written."""
@@ -130,6 +133,7 @@ def parse_learner(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
         replay=_reached(args, "replay"),
         run_dir=run_dir(args),
         resume=resume(args),
+        init_from=init_from(args),
         summary_json=summary_json(args),
     )
     _distinct({"--bind": parsed.bind.port, "--metrics-bind": parsed.metrics_bind.port})
@@ -165,7 +169,7 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     args.switch("insecure", INSECURE_HELP)
     args.parse(others, _config_names())
     config = load_config(args.need("config").text, overrides, environ)
-    options = TrainOptions(run_dir(args), resume(args), args.on("insecure"), summary_json(args))
+    options = TrainOptions(run_dir(args), resume(args), init_from(args), args.on("insecure"), summary_json(args))
     return TrainArgs(config, options, args.on("serial"))
 
 
@@ -183,6 +187,7 @@ def declare_run(args: Arguments) -> None:
         metavar="WHEN",
         default="auto",
     )
+    args.option("init-from", "begin with the parameters of this checkpoint (or run)", metavar="CHECKPOINT")
     args.option("summary-json", "write the final facts to this file", metavar="FILE")
 
 
@@ -197,6 +202,13 @@ def resume(args: Arguments) -> Resume:
     if choice == "must" and args.get("run-dir") is None:
         raise given.refuse("auto or never without --run-dir; name the run's folder to resume it")
     return choice
+
+
+def init_from(args: Arguments) -> Path | None:
+    given = args.get("init-from")
+    if given is not None and not Path(given.text).is_dir():
+        raise given.refuse("a checkpoint's folder or a run's; there is no such folder")
+    return None if given is None else Path(given.text)
 
 
 def summary_json(args: Arguments) -> Path | None:

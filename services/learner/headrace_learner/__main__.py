@@ -84,7 +84,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         from headrace_learner.account import Account
         from headrace_learner.loader import Loader, Source
         from headrace_learner.trainer import Trainer, choose_device
-        from headrace_learner.training import Training, resume
+        from headrace_learner.training import Training, init_from, resume
 
         device = choose_device(config.learner.device)
         torch.set_num_threads(1)
@@ -98,6 +98,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         trainer = Trainer(network, config, device)
         if folder.checkpoint is not None:
             resume(folder.checkpoint, trainer, roster)
+        elif args.init_from is not None:
+            init_from(args.init_from, network)
         publisher.publish(network, trainer.updates)
         if not link.open(open_request(folder.run, folder.epoch, config, schema)):
             return
@@ -127,6 +129,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             health=health,
             lifetime=lifetime,
             run=folder.run,
+            spaces=spaces,
         )
         outcome = training.train()
         trained_until = time.monotonic()

@@ -14,11 +14,11 @@ from typing import TextIO
 
 import yaml
 
+from headrace.checkpoints import Checkpoint, CheckpointFolder, sync_folder
 from headrace.config import RunConfig, changed_on_resume
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.service_args import Resume
-from headrace.checkpoints import Checkpoint, CheckpointFolder, sync_folder
 
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "grpcio", "protobuf", "pyzmq", "msgpack", "safetensors")
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
+from headrace.checkpoints import NETWORK, Checkpoint, CheckpointFolder, find_checkpoint
 from headrace.config import RunConfig
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.network import Network
 from headrace.service import Lifetime
@@ -22,7 +26,6 @@ from headrace.telemetry.recorder import Recorder
 from headrace.unroll import unpack_version, updates_of
 from headrace.wire.messages import Ints
 from headrace_learner.account import Account
-from headrace.checkpoints import Checkpoint, CheckpointFolder
 from headrace_learner.ledgers import LearnerLedger
 from headrace_learner.loader import LoadedBatch
 from headrace_learner.roster import Roster
@@ -74,11 +77,14 @@ class Training:
     health: Health
     lifetime: Lifetime
     run: str
+    spaces: Spaces
 
     def __post_init__(self) -> None:
         self._update: Update | None = None  # the last one, and its batch
         self._batch: UnrollBatch | None = None
         self._saved_updates = -1
+        best = self.checkpoints.best()
+        self._best_score = -math.inf if best is None else float(best.manifest["score"])
         self._record_at = time.monotonic() + min(1.0, self.config.telemetry.log_every_s)
         self._checkpoint_at = time.monotonic() + self.config.learner.checkpoint_s
         self._waiting_since = time.monotonic()
@@ -212,11 +218,24 @@ class Training:
         if self.trainer.updates == self._saved_updates:
             return
         started = time.perf_counter()
-        tensors, facts = self.trainer.state()
-        facts |= {"run": self.run, "epoch": self.publisher.epoch}
-        facts |= {"episodes": self.roster.episodes, "returns": self.roster.returns()}
+        tensors, counters = self.trainer.state()
+        score = self.roster.mean_return if self.roster.averaged_episodes == self.config.stop.episodes else None
+        facts = counters | {
+            "run": self.run,
+            "epoch": self.publisher.epoch,
+            "episodes": self.roster.episodes,
+            "returns": self.roster.returns(),
+            "score": score,
+            # what it takes to act by it, far from the run's folder
+            "config": self.config.model_dump(mode="json", by_alias=True),
+            "spaces": self.spaces.to_json(),
+        }
         try:
             path = self.checkpoints.save(self.trainer.updates, tensors, facts)
+            if score is not None and score >= self._best_score:
+                parameters = {name: tensor for name, tensor in tensors.items() if name.startswith(NETWORK)}
+                self.checkpoints.save_best(self.trainer.updates, parameters, facts)
+                self._best_score = score
         except OSError as error:
             logger.error("cannot write a checkpoint: %s", error)
             self.metrics.checkpoint_failures.inc()
@@ -236,3 +255,20 @@ def resume(checkpoint: Checkpoint, trainer: Trainer, roster: Roster) -> None:
         raise ConfigError(f"checkpoint {checkpoint.path} does not fit model or optimizer: {reason:.300}") from error
     roster.restore(checkpoint.manifest["returns"], checkpoint.manifest["episodes"])
     logger.info("resumed from %s", checkpoint.path, extra={"updates": trainer.updates})
+
+
+def init_from(path: Path, network: Network) -> None:
+    """Takes the parameters of another run's checkpoint, and nothing else of it. ConfigError if they do not fit."""
+    checkpoint = find_checkpoint(path)
+    given, wanted = checkpoint.parameters(), network.state_dict()
+    differing = sorted(given.keys() ^ wanted.keys())
+    differing += [
+        f"{name} {tuple(given[name].shape)} instead of {tuple(wanted[name].shape)}"
+        for name in sorted(given.keys() & wanted.keys())
+        if given[name].shape != wanted[name].shape
+    ]
+    if differing:
+        shown = ", ".join(differing[:6]) + (f" and {len(differing) - 6} more" if len(differing) > 6 else "")
+        raise ConfigError(f"--init-from: {checkpoint.path} holds other parameters than this run's model: {shown}")
+    network.load_state_dict(given, strict=True)
+    logger.info("parameters from %s", checkpoint.path)
