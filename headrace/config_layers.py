@@ -141,7 +141,7 @@ def read_layers(
 def presets() -> dict[str, str]:
     """The presets that come with Headrace: name and one-line description, the file's first comment line."""
     found = {}
-    for entry in sorted(resources.files("headrace.presets").iterdir(), key=lambda entry: entry.name):
+    for entry in sorted(resources.files("headrace.presets").iterdir(), key=lambda e: e.name.removesuffix(".yaml")):
         if entry.name.endswith(".yaml"):
             first = entry.read_text(encoding="utf-8").partition("\n")[0]
             found[entry.name.removesuffix(".yaml")] = first.lstrip("# ").rstrip()

@@ -92,6 +92,21 @@ def subtree(views: Mapping[str, npt.NDArray[Any]], field: str) -> dict[str, npt.
     return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
 
 
+def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, num_actions: int) -> Flags:
+    """Which rows [N] no actor that keeps the contract can have sent; replay, which looks into none, let them pass.
+
+    Flags are 0 or 1, actions zero-based and below `num_actions`, and no more ticks are new than are valid. (A number
+    that is not finite can come from an environment, and is the trainer's to guard against.)
+    """
+    wrong: Flags = new_ticks > views[VALID].sum(axis=1)
+    for name in (FIRST, TERMINATED, TRUNCATED, VALID):
+        wrong |= (views[name].view(np.uint8) > 1).any(axis=1)
+    action, previous = views[ACTION], views[PREVIOUS_ACTION]
+    wrong |= ((action < 0) | (action >= num_actions)).any(axis=1)
+    wrong |= (previous < 0) | (previous >= num_actions)
+    return wrong
+
+
 class UnrollWriter:
     """Writes the ticks of N slots side by side; a finished buffer row *is* the payload of that slot's item.
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import AgentConfig
 from headrace.envs.spaces import Spaces
+from headrace.errors import ConfigError
 from headrace.imports import LazyModule
 from headrace.unroll import unroll_schema
 from headrace.wire.payload import ArraySpec, PayloadSchema
@@ -36,14 +37,12 @@ def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
 
 
 def payload_schema(config: AgentConfig, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
-    """What an unroll consists of in this run; actor and learner compute the same."""
-    return unroll_schema(
-        config.unroll_length,
-        spaces.observation,
-        spaces.action.array,
-        behaviour_spec(spaces.action.n),
-        state,
-    )
+    """What an unroll consists of in this run; actor and learner compute the same. ConfigError if it is too large."""
+    length = config.unroll_length
+    try:
+        return unroll_schema(length, spaces.observation, spaces.action.array, behaviour_spec(spaces.action.n), state)
+    except ValueError as error:
+        raise ConfigError(f"agent.unroll_length: {length} ticks of this environment: {error}") from error
 
 
 # -- acting ----------------------------------------------------------------------------------------------------------
@@ -64,6 +63,12 @@ def act(
     action: npt.NDArray[np.int64] = (drawn >= cumulative[:, :-1]).sum(axis=1)
     log_prob = shifted[np.arange(len(action)), action] - np.log(cumulative[:, -1])
     return action, {"log_prob": log_prob, "logits": logits}
+
+
+def greedy(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """The most probable action of each slot, the first of equals. logits: [N, A]. Returns [N], zero-based."""
+    action: npt.NDArray[np.int64] = logits.argmax(axis=1)
+    return action
 
 
 # -- learning --------------------------------------------------------------------------------------------------------

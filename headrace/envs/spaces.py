@@ -10,9 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import ConfigError
-from headrace.wire.payload import PAYLOAD_DTYPES, ArraySpec
+from headrace.wire.payload import MAX_PAYLOAD_BYTES, PAYLOAD_DTYPES, ArraySpec
 
 ACTION_DTYPE = "<i8"
+MAX_ACTIONS = 1 << 16  # of a Discrete space
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,16 @@ class Spaces:
             data = json.loads(text)
             observation, action = data["observation"], data["action"]
             n, start = action["n"], action["start"]
-            if not (type(n) is int and n > 0 and type(start) is int):
+            if not (type(n) is int and 0 < n <= MAX_ACTIONS and type(start) is int):
                 raise ValueError(f"action {action!r:.100}")
             shape = tuple(observation["shape"])
             if not all(type(size) is int for size in shape):
                 raise ValueError(f"observation shape {shape!r:.100}")
-            return cls(ArraySpec(observation["dtype"], shape), DiscreteSpec(n, start))
-        except (KeyError, TypeError, json.JSONDecodeError) as error:
+            spec = ArraySpec(observation["dtype"], shape)
+            if spec.nbytes > MAX_PAYLOAD_BYTES:
+                raise ValueError(f"an observation of {spec.nbytes} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
+            return cls(spec, DiscreteSpec(n, start))
+        except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"not a description of spaces: {error!r:.100}") from error
 
     def difference(self, other: Spaces) -> str | None:
@@ -77,6 +81,8 @@ def describe(observation_space: Any, action_space: Any) -> Spaces:
         )
     if not isinstance(action_space, spaces.Discrete):
         raise ConfigError(f"action: {_name(action_space)} is not supported; Discrete is")
+    if action_space.n > MAX_ACTIONS:
+        raise ConfigError(f"action: Discrete({action_space.n}) is not supported; at most {MAX_ACTIONS} actions are")
     dtype = observation_space.dtype
     name = "<f4" if dtype.kind == "f" else dtype.newbyteorder("<").str
     if name not in PAYLOAD_DTYPES:

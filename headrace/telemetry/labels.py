@@ -84,7 +84,7 @@ class DiscardReason(StrEnum):
 
     STOPPED = "stopped"  # not yet trained when the learner stopped
     NONFINITE = "nonfinite"  # its batch's loss or gradient was not finite
-    MALFORMED = "malformed"  # the batch could not be decoded
+    MALFORMED = "malformed"  # the batch could not be decoded, or the item breaks the sequence contract
 
 
 class LearnerMethod(StrEnum):
@@ -93,6 +93,7 @@ class LearnerMethod(StrEnum):
     JOIN = "Join"
     DESCRIBE = "Describe"
     REPORT = "Report"
+    EVALUATED = "Evaluated"
 
 
 class ReplayMethod(StrEnum):

@@ -165,6 +165,8 @@ def decode(frame: bytes | memoryview, expected: tuple[type[Any], ...]) -> Any:
     if message_type is None:
         raise MalformedError(f"message of kind {kind!r:.60} is not expected here")
     types = _TYPES[message_type]
+    if "protocol" in types and values.get("protocol") != PROTOCOL:  # another version may have other fields
+        raise MalformedError(f"{kind}: protocol {values.get('protocol')!r:.20} is not spoken here; {PROTOCOL} is")
     if values.keys() != types.keys():
         raise MalformedError(f"{kind}: fields {sorted(values)!r:.200} instead of {sorted(types)}")
     for name, value in values.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket as socket_module
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -28,8 +29,12 @@ Frame = bytes | memoryview
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A DEALER connected to `host:port`, whose name is resolved now. Closing it never waits."""
+    """A DEALER connected to `host:port` or `[ipv6]:port`. Closing it never waits.
+
+    The name is resolved now and at each of ZeroMQ's own reconnections.
+    """
     socket = _configured(context, zmq.DEALER)
+    socket.setsockopt(zmq.IPV6, int(_is_ipv6(address.rpartition(":")[0].strip("[]"))))
     socket.connect(f"tcp://{address}")
     return socket
 
@@ -37,9 +42,10 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
 def bind(context: zmq.Context[zmq.Socket[bytes]], host: str, port: int) -> tuple[zmq.Socket[bytes], int]:
     """A ROUTER on host:port (0: any free one) and its port. ConfigError if it is taken."""
     socket = _configured(context, zmq.ROUTER)
+    socket.setsockopt(zmq.IPV6, int(_is_ipv6(host)))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that left is an error, not silence
     try:
-        socket.bind(f"tcp://{host}:{port}")
+        socket.bind(f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}")
     except zmq.ZMQError as error:
         socket.close()
         raise ConfigError(
@@ -47,6 +53,17 @@ def bind(context: zmq.Context[zmq.Socket[bytes]], host: str, port: int) -> tuple
         ) from error
     endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
     return socket, int(endpoint.rpartition(":")[2])
+
+
+def _is_ipv6(host: str) -> bool:
+    """Whether `host` is to be reached by IPv6: an address of that kind, or a name that has no other."""
+    if ":" in host:
+        return True
+    try:
+        families = {family for family, *_ in socket_module.getaddrinfo(host, None, type=socket_module.SOCK_STREAM)}
+    except OSError:
+        return False  # unknown yet: what resolves it later is most likely IPv4
+    return families == {socket_module.AF_INET6}
 
 
 def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
@@ -84,11 +101,11 @@ def receive(socket: zmq.Socket[bytes], frame_bytes: int = 0) -> list[Frame] | No
     try:
         if frame_bytes < COPY_BELOW_BYTES:
             frames.append(socket.recv(_NOW))
-            while socket.get(_RCVMORE) and len(frames) <= MAX_FRAMES:
+            while socket.get(_RCVMORE) and len(frames) < MAX_FRAMES:
                 frames.append(socket.recv(_NOW))
         else:
             more = True
-            while more and len(frames) <= MAX_FRAMES:
+            while more and len(frames) < MAX_FRAMES:
                 frame = socket.recv(_NOW, copy=False)
                 more = frame.more
                 frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer)

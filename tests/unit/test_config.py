@@ -262,8 +262,9 @@ def test_a_schedule_is_linear_and_then_constant() -> None:
 def test_a_schedule_can_be_set_by_its_parts_and_must_be_whole(tmp_path: Path) -> None:
     path = write(tmp_path, "preset: cartpole\nlearner: {lr: {start: 1, end: 0, steps: 10}}\n")
     assert load_config(path, [("learner.lr.end", "0.5")], {}).learner.lr.value(10) == 0.5
+    path = write(tmp_path, "env: {id: CartPole-v1}\nagent: {entropy_cost: 0.1}\n")
     assert "agent.entropy_cost.start: missing from --agent.entropy_cost.end" in refusal(
-        "cartpole", ("agent.entropy_cost.end", "0.5")
+        path, ("agent.entropy_cost.end", "0.5")
     )
 
 

@@ -153,10 +153,9 @@ def test_nothing_is_drawn_for_a_learner_whose_epoch_is_over() -> None:
         ({"epoch": 0}, "epoch"),
         ({"epoch": 2}, "epoch"),
         ({"table": "other"}, "table"),
-        ({"protocol": 2}, "malformed"),
     ],
 )
-def test_a_request_of_another_run_epoch_table_or_protocol_is_refused_by_name(
+def test_a_request_of_another_run_epoch_or_table_is_refused_by_name(
     changes: dict[str, Any], reason: str
 ) -> None:
     made = Desk(items=4)

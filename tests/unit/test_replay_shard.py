@@ -152,11 +152,10 @@ def test_items_that_an_actor_gave_up_on_while_they_wait_here_take_no_room_in_its
     [
         (replace(HELLO, run="other"), "run"),
         (replace(HELLO, schema=b"other"), "schema"),
-        (replace(HELLO, protocol=2), "malformed"),
         (replace(HELLO, actor=b"short"), "malformed"),
     ],
 )
-def test_an_actor_of_another_run_schema_or_protocol_is_refused_by_name(hello: Hello, reason: str) -> None:
+def test_an_actor_of_another_run_or_schema_is_refused_by_name(hello: Hello, reason: str) -> None:
     shard = opened()
     answer = shard.hello(ROUTE, hello)
     assert isinstance(answer, Refused)

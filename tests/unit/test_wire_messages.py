@@ -166,3 +166,10 @@ def test_the_largest_message_fits_into_a_header() -> None:
 
 def test_a_silent_peer_is_noticed_only_after_several_missed_beats() -> None:
     assert messages.SILENCE_S >= 3 * messages.BEAT_S
+
+
+@pytest.mark.parametrize(("message", "expected"), [(HELLO, FROM_ACTOR), (SAMPLE, FROM_LEARNER)])
+def test_another_protocol_is_refused_by_its_number_whatever_fields_it_has(message: Any, expected: Any) -> None:
+    fields = unpack_header(encode(message)) | {"protocol": 2, "novelty": b"x"}
+    with pytest.raises(MalformedError, match="protocol 2 is not spoken here; 1 is"):
+        decode(pack_header(fields), expected)

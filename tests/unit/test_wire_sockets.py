@@ -170,3 +170,19 @@ def test_closing_never_waits_for_a_peer_that_is_away(context: zmq.Context[Socket
     dealer.close()
     context.term()
     assert time.monotonic() - started < 2.0
+
+
+def test_a_message_of_as_many_frames_as_are_allowed_arrives(pair: tuple[Socket, Socket, bytes]) -> None:
+    router, dealer, _ = pair
+    assert sockets.send(dealer, [b"x"] * (sockets.MAX_FRAMES - 1))  # and the route
+    assert len(arrived(lambda: sockets.receive(router))) == sockets.MAX_FRAMES
+    assert sockets.send(dealer, [b"x"] * sockets.MAX_FRAMES)
+    with pytest.raises(MalformedError, match=str(sockets.MAX_FRAMES + 1)):
+        arrived(lambda: sockets.receive(router))
+
+
+def test_ipv6_addresses_are_spoken_too(context: zmq.Context[Socket]) -> None:
+    router, port = sockets.bind(context, "::1", 0)
+    dealer = sockets.connect(context, f"[::1]:{port}")
+    assert sockets.send(dealer, [b"hello"])
+    assert bytes(arrived(lambda: sockets.receive(router))[1]) == b"hello"

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from headrace.config import AgentConfig, EnvConfig, ModelConfig
+from headrace.config import AgentConfig, EnvConfig, EvaluationConfig, ModelConfig
 from headrace.envs.spaces import Spaces
 from headrace.errors import ComponentLost
 from headrace.rpc.channel import details, retrying
 from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2
-from headrace.telemetry.catalogue import ActorMetrics
+from headrace.telemetry.catalogue import ServiceMetrics
 from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire.messages import PROTOCOL
@@ -40,6 +40,7 @@ class Assignment:
     env: EnvConfig
     agent: AgentConfig
     model: ModelConfig
+    evaluation: EvaluationConfig
     imports: tuple[str, ...]
     report_s: float
     shard_patience_s: float
@@ -55,6 +56,7 @@ class Assignment:
             env=EnvConfig.model_validate(config["env"]),
             agent=AgentConfig.model_validate(config["agent"]),
             model=ModelConfig.model_validate(config["model"]),
+            evaluation=EvaluationConfig.model_validate(config.get("evaluation", {})),  # off, unless it says otherwise
             imports=tuple(config["imports"]),
             report_s=config["report_s"],
             shard_patience_s=config["shard_patience_s"],
@@ -93,6 +95,7 @@ class Membership:
         self._assignment: Assignment
         self._spaces: Spaces
         self._sequence = 0
+        self._unanswered: learner_pb2.ReportRequest | None = None
         self._leaving = threading.Event()
 
     def join(self) -> Assignment | None:
@@ -131,30 +134,36 @@ class Membership:
             logger.warning("the last report did not reach the learner: %s", details(error))
 
     def _report(self, ledger: ItemLedger, *, leaving: bool) -> learner_pb2.ReportReply:
-        returns = self.episodes.take()
+        """One report. One whose answer did not come is repeated first, as it was: the learner may have booked it."""
+        if self._unanswered is not None:
+            self._send(self._unanswered)
         self._sequence += 1
-        try:
-            return self._learner.report(
-                learner_pb2.ReportRequest(
-                    actor=self.id,
-                    run=self._assignment.run,
-                    lease=self._assignment.lease,
-                    sequence=self._sequence,
-                    ledger=learner_pb2.ActorLedger(
-                        made=ledger.made,
-                        acknowledged=ledger.acknowledged,
-                        held=ledger.held,
-                        dropped=ledger.dropped,
-                    ),
-                    env_steps=self.episodes.steps,
-                    returns=returns,
-                    leaving=leaving,
-                )
+        return self._send(
+            learner_pb2.ReportRequest(
+                actor=self.id,
+                run=self._assignment.run,
+                lease=self._assignment.lease,
+                sequence=self._sequence,
+                ledger=learner_pb2.ActorLedger(
+                    made=ledger.made,
+                    acknowledged=ledger.acknowledged,
+                    held=ledger.held,
+                    dropped=ledger.dropped,
+                ),
+                env_steps=self.episodes.steps,
+                returns=self.episodes.take(),
+                leaving=leaving,
             )
-        except grpc.RpcError:
-            for return_ in returns:  # they are told with the next report
+        )
+
+    def _send(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportReply:
+        self._unanswered = request
+        reply = self._learner.report(request)
+        self._unanswered = None
+        if not reply.known:  # and so nothing of it was booked
+            for return_ in request.returns:
                 self.episodes.add(return_)
-            raise
+        return reply
 
     def _rejoin(self) -> None:
         old = self._assignment

@@ -183,9 +183,8 @@ class ItemStream:
                 self._send(Hello(PROTOCOL, me.run, me.actor, me.lease, window.base, me.schema))
                 self._spoke_at = now
             return
-        if self._send_unsent():
-            self._spoke_at = now
-        elif now - self._spoke_at >= BEAT_S:
+        self._send_unsent()
+        if now - max(self._heard_at, self._spoke_at) >= BEAT_S:  # items are answered only once they are stored
             self._send(Beat())
             self._spoke_at = now
 
@@ -228,18 +227,16 @@ class ItemStream:
             self._metrics.unrolls_held.set(0)
         return dropped
 
-    def _send_unsent(self) -> bool:
+    def _send_unsent(self) -> None:
         window, metrics = self._window, self._metrics
-        sent = False
         while True:
             before, resent_before = window.sent, window.resent
             frames = window.take_unsent()
             if frames is None:
-                return sent
+                return
             if not sockets.send(self._socket, frames):
                 window.sent = before  # the socket is full: once more at the next step
-                return sent
-            sent = True
+                return
             resent = window.resent - resent_before
             metrics.unrolls_resent.inc(resent)
             metrics.unrolls_sent.inc(len(frames) - 1 - resent)

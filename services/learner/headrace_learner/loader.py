@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,7 @@ from headrace.errors import ComponentLost
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.labels import DiscardReason, Peer
 from headrace.telemetry.logs import warn_every
+from headrace.unroll import Flags
 from headrace.wire import sockets
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
@@ -68,7 +70,16 @@ class LoadedBatch:
     table_size: int
     new_ticks: npt.NDArray[np.int64]  # [B]
     versions: npt.NDArray[np.int64]  # [B], packed
+    malformed: int  # items whose contents cannot be trained on: they are in here without a valid tick
     copy_s: float
+
+
+Malformed = Callable[[Mapping[str, npt.NDArray[Any]], npt.NDArray[np.int64]], Flags]
+"""Which rows cannot be trained on, by the views of a batch and its new ticks (see `headrace.unroll.malformed`)."""
+
+
+def _nothing_is_malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: npt.NDArray[np.int64]) -> Flags:
+    return np.zeros(len(new_ticks), np.bool_)
 
 
 class Loader:
@@ -78,8 +89,17 @@ class Loader:
     thread only.
     """
 
-    def __init__(self, source: Source, schema: PayloadSchema, metrics: LearnerMetrics, *, pinned: bool = False) -> None:
+    def __init__(
+        self,
+        source: Source,
+        schema: PayloadSchema,
+        metrics: LearnerMetrics,
+        malformed: Malformed = _nothing_is_malformed,
+        *,
+        pinned: bool = False,
+    ) -> None:
         self._source = source
+        self._malformed = malformed
         self._metrics = metrics
         self._buffer = self._allocate(schema, pinned)
         self._views = schema.views(self._buffer)
@@ -183,13 +203,22 @@ class Loader:
         except MalformedError:
             self.ledger.discard(count, DiscardReason.MALFORMED)
             raise
+        new_ticks = header.new_ticks
+        wrong = self._malformed(self._views, new_ticks)
+        bad = int(np.count_nonzero(wrong))
+        if bad:
+            self._buffer[wrong] = 0  # nothing in them is valid any more
+            new_ticks = np.where(wrong, 0, new_ticks)
+            self.ledger.discard(bad, DiscardReason.MALFORMED)
+            warn_every(logger, "contents", 5, "discarded %d unrolls with flags or actions out of range", bad)
         return LoadedBatch(
             views=self._views,
             ids=header.ids,
             probabilities=header.probabilities,
             table_size=header.table_size,
-            new_ticks=header.new_ticks,
+            new_ticks=new_ticks,
             versions=header.versions,
+            malformed=bad,
             copy_s=time.perf_counter() - started,
         )
 

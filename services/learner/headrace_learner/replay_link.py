@@ -127,7 +127,7 @@ class ReplayLink:
                 self._past.add(dead)
                 self._now = ReplayLedger()
             self._boot = reply.boot
-        items, samples = f"{self.address.host}:{reply.items_port}", f"{self.address.host}:{reply.samples_port}"
+        items, samples = (str(Address(self.address.host, port)) for port in (reply.items_port, reply.samples_port))
         if self.items_address not in ("", items):
             raise ComponentLost(f"replay came back with other ports ({items}); give it fixed ports")
         self.items_address, self.samples_address = items, samples

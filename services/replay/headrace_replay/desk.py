@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.wire.header import MalformedError
-from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, PROTOCOL, Batch, Sample, encode
+from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, Batch, Sample, encode
 from headrace.wire.sockets import Frame
 from headrace_replay.shard import RefusedError, Shard
 from headrace_replay.table import Draw
@@ -51,8 +51,6 @@ class SampleDesk:
 
     def ask(self, route: bytes, sample: Sample) -> Served | None:
         """Queues a request, or repeats the reply of one already served. RefusedError if it cannot be served."""
-        if sample.protocol != PROTOCOL:
-            raise RefusedError("malformed", f"protocol {sample.protocol} is not spoken here; {PROTOCOL} is")
         self._shard.check_learner(sample.run, sample.epoch)
         if sample.table not in self._shard.tables:
             raise RefusedError("table", f"table {sample.table!r} is not part of this run")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ class ShardSockets:
         self._lock = lock
         self._metrics = metrics
         self._context = zmq.Context[Socket](io_threads=1)
+        self._rejected: Counter[str] = Counter()  # as much of the ledger as the metric has
         self._items: Socket
         self._samples: Socket
 
@@ -83,6 +85,7 @@ class ShardSockets:
                 if self._samples in ready:
                     self._turn(self._samples, self._on_learner)
                 self._settle()
+                self._count_rejected()
                 if now >= measure_at:
                     measure_at = now + _MEASURE_S
                     self._measure()
@@ -103,7 +106,6 @@ class ShardSockets:
                 warn_every(logger, "oversized", 10, "refused a message: %s", error)
                 if socket is self._items:
                     self._shard.malformed(error)
-                    self._metrics.rejected.labels(reason="malformed").inc()
                 else:
                     self._metrics.refused_requests.labels(reason="malformed").inc()
                 continue
@@ -142,7 +144,6 @@ class ShardSockets:
         except MalformedError as error:
             answer = shard.malformed(error)
         if isinstance(answer, Refused):
-            self._metrics.rejected.labels(reason=answer.reason).inc()
             warn_every(logger, answer.reason, 10, "refused %s from %s: %s", answer.reason, route.hex(), answer.detail)
         if answer is not None:
             self._send(self._items, route, answer)
@@ -191,6 +192,13 @@ class ShardSockets:
         metrics.stored.inc(stored)
         for route, seq in acknowledge.items():
             self._send(self._items, route, Ack(seq))
+
+    def _count_rejected(self) -> None:
+        rejected = self._shard.ledger.rejected
+        if rejected != self._rejected:
+            for reason, count in rejected.items():
+                self._metrics.rejected.labels(reason=reason).inc(count - self._rejected[reason])
+            self._rejected = rejected.copy()
 
     def _measure(self) -> None:
         """Keeps the gauges true."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
-from headrace.wire.messages import ITEM_CODECS, PROTOCOL, Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
+from headrace.wire.messages import ITEM_CODECS, Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
 from headrace.wire.sockets import Frame
 from headrace_replay.table import FifoTable
 
@@ -154,8 +154,6 @@ class Shard:
 
     def hello(self, route: bytes, hello: Hello) -> Message:
         """A connection introduces itself; answers with its window, or why there is none."""
-        if hello.protocol != PROTOCOL:
-            return self._refuse("malformed", f"protocol {hello.protocol} is not spoken here; {PROTOCOL} is", 0)
         if len(hello.actor) != 16:
             return self._refuse("malformed", f"an actor id has 16 bytes, not {len(hello.actor)}", 0)
         if self.run is None:
