@@ -1,0 +1,32 @@
+"""What starts without PyTorch: actors with the built-in network, and the learner up to where it accepts actors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+ACTOR = """
+import headrace_actor.collector, headrace_actor.membership, headrace_actor.stream, headrace_actor.weights
+from headrace.agents import vtrace
+from headrace.config import RunConfig
+from headrace.envs.slots import make_slots
+from headrace.models.policy import make_policy
+
+config = RunConfig.model_validate({"env": {"id": "CartPole-v1", "num_envs": 2}})
+spaces = make_slots(config.env, ()).spaces
+policy = make_policy(config.model, spaces)
+vtrace.payload_schema(config.agent, spaces, policy.state_spec())
+"""
+LEARNER = """
+import headrace.telemetry.recorder, headrace_learner.front, headrace_learner.publisher
+import headrace_learner.replay_link, headrace_learner.roster, headrace_learner.run_folder
+"""
+
+
+@pytest.mark.parametrize("code", [ACTOR, LEARNER], ids=["actor", "learner"])
+def test_torch_is_not_imported(code: str) -> None:
+    check = "\nimport sys\nassert 'torch' not in sys.modules, 'torch was imported'\n"
+    done = subprocess.run([sys.executable, "-c", code + check], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
