@@ -1,0 +1,78 @@
+"""Environments that make trouble: odd memory layouts, errors and sudden deaths. By import path, as in environments.py.
+
+It imports neither torch nor Headrace: worker processes of asynchronous vector environments import it.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+set_by_the_parent = 0.0
+"""A test sets it in its own process. A worker that was forked has that value; one that was spawned has this one."""
+
+_NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
+LAYOUTS: dict[str, Any] = {
+    "reversed": np.ascontiguousarray(_NUMBERS[::-1])[::-1],
+    "strided": np.repeat(_NUMBERS, 2, axis=1)[:, ::2],
+    "real part": (_NUMBERS * (1 + 2j)).real,
+    "big-endian": _NUMBERS.astype(">f4"),
+    "column by column": np.asfortranarray(_NUMBERS),
+    "read-only": np.frombuffer(_NUMBERS.tobytes(), np.float32).reshape(2, 3),
+    "a list": _NUMBERS.tolist(),
+    "empty": np.zeros((0, 4), np.float32),
+}
+"""Observations of the same numbers (but for the empty one), in memory that is not simply one row after another."""
+
+
+class LayoutEnv(gymnasium.Env[Any, int]):
+    """Shows the observation of one layout at every tick. Episodes of three steps."""
+
+    def __init__(self, layout: str) -> None:
+        self._shown = LAYOUTS[layout]
+        self.observation_space = spaces.Box(-100, 100, np.shape(self._shown))
+        self.action_space = spaces.Discrete(2)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self._step = 0
+        return self._shown, {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._step += 1
+        return self._shown, 1.0, self._step == 3, False, {}
+
+
+class FailingEnv(gymnasium.Env[Any, int]):
+    """Fails at its fifth step: it raises there, raises in the reset after it, or takes its process down.
+
+    Episodes of five steps. Observes `set_by_the_parent`.
+    """
+
+    def __init__(self, how: str = "never") -> None:
+        self.observation_space = spaces.Box(0, 100, (2,))
+        self.action_space = spaces.Discrete(2)
+        self._how = how
+        self._steps = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if self._how == "raises in reset" and self._steps:
+            raise RuntimeError("the arm is stuck")
+        return self._observe(), {}
+
+    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        self._steps += 1
+        fifth = self._steps % 5 == 0
+        if fifth and self._how == "raises":
+            raise RuntimeError("the arm is stuck")
+        if fifth and self._how == "exits":
+            os._exit(139)
+        return self._observe(), 1.0, fifth, False, {}
+
+    def _observe(self) -> Any:
+        return np.full(2, set_by_the_parent, np.float32)

@@ -1,0 +1,113 @@
+"""A learner without data says what it waits for, counts as alive, and waits for nobody in particular."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import pytest
+import torch
+from prometheus_client import CollectorRegistry
+
+from headrace.checkpoints import CheckpointFolder
+from headrace.config import RunConfig
+from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.models.mlp import MLP
+from headrace.service import Lifetime
+from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.telemetry.health import Health
+from headrace.wire.payload import ArraySpec
+from headrace_learner import training as training_module
+from headrace_learner.account import Account
+from headrace_learner.ledgers import LearnerLedger, ReplayLedger
+from headrace_learner.roster import Roster
+from headrace_learner.trainer import Trainer
+from headrace_learner.training import Training
+
+CONFIG = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, "telemetry": {"log_every_s": 10}})
+
+
+class Clock:
+    """The time module of the training loop; only the test lets it go on."""
+
+    now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    time = perf_counter = monotonic
+
+
+class Dry:
+    """A source without a batch. Each look at it takes a second; `after` tells what happens at which one."""
+
+    def __init__(self, clock: Clock, metrics: LearnerMetrics, after: Mapping[int, Callable[[], object]]) -> None:
+        self.ledger = LearnerLedger(metrics)
+        self._clock = clock
+        self._after = after
+        self._looks = 0
+
+    def next(self, timeout_s: float) -> None:
+        self._clock.now += 1.0
+        self._looks += 1
+        self._after.get(self._looks, lambda: None)()
+
+
+class NoReplay:
+    fill = None
+
+    def ledger(self) -> ReplayLedger:
+        return ReplayLedger()
+
+
+class Records:
+    def __init__(self) -> None:
+        self.written: list[Mapping[str, Any]] = []
+
+    def write(self, record: Mapping[str, Any], step: int) -> None:
+        self.written.append(record)
+
+
+def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_alive(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock, lifetime, records = Clock(), Lifetime(), Records()
+    monkeypatch.setattr(training_module, "time", clock)
+    metrics = LearnerMetrics(CollectorRegistry())
+    roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
+    health = Health(clock=clock.monotonic)
+    trainer = Trainer(MLP(ArraySpec("<f4", (4,)), 2, (8,), "tanh"), CONFIG, torch.device("cpu"))
+    ages: list[float] = []
+    dry = Dry(
+        clock,
+        metrics,
+        {
+            20: lambda: roster.join(b"a" * 16, None),  # lost again, as its lease runs out without reports
+            45: lambda: (ages.append(health.age_s), lifetime.stop()),
+        },
+    )
+    publisher = cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda self, version: False})())
+    account = Account(CONFIG, trainer, roster, NoReplay(), dry.ledger)
+    training = Training(
+        config=CONFIG,
+        trainer=trainer,
+        source=cast(Any, dry),
+        publisher=publisher,
+        roster=roster,
+        account=account,
+        recorder=cast(Any, records),
+        checkpoints=CheckpointFolder(tmp_path, keep=2),
+        metrics=metrics,
+        health=health,
+        lifetime=lifetime,
+        run="run",
+        spaces=Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0)),
+    )
+    with caplog.at_level(logging.WARNING):
+        assert training.train() == "stopped"
+    told = [record["waiting_for"] for record in records.written[:-1]]
+    assert told == [None, "an actor", *["unrolls from actors"] * 2, "an actor"]
+    assert "waiting for an actor since 11 s" in caplog.text
+    assert "waiting for unrolls from actors since 31 s" in caplog.text
+    assert ages == [1.0]

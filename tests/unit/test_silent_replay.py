@@ -1,0 +1,207 @@
+"""A replay shard that does not answer: what lies between it and its peers is bounded in items and bytes, and a shard
+at a new address is found by its name."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import zmq
+from prometheus_client import CollectorRegistry
+
+from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics
+from headrace.wire import sockets
+from headrace.wire.items import Item
+from headrace.wire.messages import (
+    FROM_ACTOR,
+    UNROLLS,
+    Ack,
+    Batch,
+    Credit,
+    Hello,
+    Items,
+    Sample,
+    decode,
+    encode,
+)
+from headrace.wire.payload import ArraySpec, PayloadSchema
+from headrace_actor import stream as stream_module
+from headrace_actor.stream import Introduction, ItemStream
+from headrace_learner import loader as loader_module
+from headrace_learner.loader import Loader, Source
+
+SIZE, WINDOW_ITEMS, WINDOW_BYTES = 100_000, 8, 350_000
+SCHEMA = PayloadSchema({"number": ArraySpec("<i8", ())})
+Context = zmq.Context[zmq.Socket[bytes]]
+
+
+class Shard:
+    """One address of a shard. It grants credit, takes items and requests in, and says no more unless told to."""
+
+    def __init__(self, context: Context, *, acknowledges: bool = False) -> None:
+        self.socket, self.port = sockets.bind(context, "127.0.0.1", 0)
+        self._acknowledges = acknowledges
+        self.route = b""
+        self.hellos = 0
+        self.items = 0
+        self.bytes = 0
+        self.requests: list[int] = []
+
+    def turn(self) -> None:
+        """Reads all that has arrived."""
+        while (frames := sockets.receive(self.socket)) is not None:
+            self.route = bytes(frames[0])
+            match decode(frames[1], (*FROM_ACTOR, Sample)):
+                case Hello(seq=seq):
+                    self.hellos += 1
+                    self.answer(Credit(7, seq, WINDOW_ITEMS, WINDOW_BYTES))
+                case Items(seq=seq):
+                    self.items += len(frames) - 2
+                    self.bytes += sum(len(frame) for frame in frames[2:])
+                    if self._acknowledges:
+                        self.answer(Ack(seq + len(frames) - 2))
+                case Sample(request=request):
+                    self.requests.append(request)
+
+    def answer(self, message: Any, *payloads: bytes) -> None:
+        assert sockets.send(self.socket, [self.route, encode(message), *payloads])
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+@pytest.fixture
+def context() -> Iterator[Context]:
+    made = Context(io_threads=1)
+    yield made
+    made.destroy(linger=0)
+
+
+@pytest.fixture(autouse=True)
+def _brief_farewells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No shard here answers a Goodbye."""
+    monkeypatch.setattr(stream_module, "FLUSH_IDLE_S", 0.01)
+    monkeypatch.setattr(stream_module, "FAREWELL_S", 0.01)
+
+
+def item(number: int) -> Item:
+    return Item(bytes([number]) * SIZE, 1, 1)
+
+
+def stream_to(address: str, registry: CollectorRegistry | None = None) -> ItemStream:
+    me = Introduction(address, "run", b"a" * 16, 0, b"schema", UNROLLS, patience_s=60.0)
+    return ItemStream(me, ActorMetrics(registry or CollectorRegistry()))
+
+
+class Beats:
+    """What a waiting actor calls again and again: serves the shard, and stops the wait after `limit` calls."""
+
+    def __init__(self, shard: Shard, limit: int) -> None:
+        self.stopping = threading.Event()
+        self._shard = shard
+        self._left = limit
+
+    def __call__(self) -> None:
+        self._shard.turn()
+        self._left -= 1
+        if self._left <= 0:
+            self.stopping.set()
+
+
+def wait_for_room(stream: ItemStream, shard: Shard, limit: int, count: int = 1) -> bool:
+    beats = Beats(shard, limit)
+    return stream.wait_for_room(count, beats.stopping, beats)
+
+
+def test_an_actor_stops_at_its_window_while_a_shard_takes_everything_in_and_acknowledges_nothing(
+    context: Context,
+) -> None:
+    registry = CollectorRegistry()
+    shard = Shard(context)
+    stream = stream_to(f"127.0.0.1:{shard.port}", registry)
+    made = 0
+    try:
+        while wait_for_room(stream, shard, limit=20 if made == 0 else 3):
+            stream.put([item(made)])
+            made += 1
+            assert made <= WINDOW_ITEMS
+        for _ in range(3):  # it goes on asking, and sends nothing more
+            assert not wait_for_room(stream, shard, limit=1)
+        assert stream.ledger().held == made == WINDOW_ITEMS
+        assert shard.bytes == shard.items * SIZE
+        assert WINDOW_BYTES - SIZE < shard.bytes <= WINDOW_BYTES
+
+        shard.answer(Ack(shard.items))
+        assert wait_for_room(stream, shard, limit=20)
+        blocked = registry.get_sample_value("headrace_actor_blocked_seconds_total")
+        assert blocked is not None
+        assert blocked > 0
+    finally:
+        shard.close()
+        stream.leave()
+
+
+@pytest.fixture
+def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Addresses that the names of this test's network resolve to. Silence is noticed soon."""
+    resolved: dict[str, str] = {}
+    connect = sockets.connect
+    monkeypatch.setattr(sockets, "connect", lambda context, address: connect(context, resolved[address]))
+    for module in (stream_module, loader_module):
+        monkeypatch.setattr(module, "SILENCE_S", 0.15)
+    return resolved
+
+
+def test_an_actor_finds_a_shard_that_comes_back_under_its_name_at_another_address(
+    context: Context, names: dict[str, str]
+) -> None:
+    old = Shard(context)
+    names["replay:6201"] = f"127.0.0.1:{old.port}"
+    stream = stream_to("replay:6201")
+    try:
+        assert wait_for_room(stream, old, limit=20)
+        stream.put([item(0), item(1)])
+        old.turn()
+        old.close()
+        new = Shard(context, acknowledges=True)
+        assert new.port != old.port
+        names["replay:6201"] = f"127.0.0.1:{new.port}"
+        assert wait_for_room(stream, new, limit=100, count=WINDOW_ITEMS)  # the whole window: both are acknowledged
+        assert new.items >= 2
+        new.close()
+    finally:
+        stream.leave()
+    assert stream.ledger().acknowledged == 2
+
+
+def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_address(
+    context: Context, names: dict[str, str]
+) -> None:
+    old = Shard(context)
+    names["replay:6202"] = f"127.0.0.1:{old.port}"
+    source = Source("replay:6202", "run", 1, UNROLLS, batch_size=1, prefetch=1)
+    loader = Loader(source, SCHEMA, LearnerMetrics(CollectorRegistry()))
+    try:
+        while not old.requests:
+            assert loader.next(0.01) is None
+            old.turn()
+        old.close()
+        new = Shard(context)
+        names["replay:6202"] = f"127.0.0.1:{new.port}"
+        for _ in range(300):
+            if new.requests:
+                break
+            assert loader.next(0.01) is None
+            new.turn()
+        assert new.requests == old.requests  # the very request that was not answered
+        one = np.ones(1, np.int64)
+        new.answer(Batch(8, new.requests[0], "none", 1, one, np.ones(1), one, one), bytes(SCHEMA.payload_bytes))
+        batch = loader.next(5.0)
+        assert batch is not None
+        assert batch.ids.tolist() == [1]
+        new.close()
+    finally:
+        loader.close()
