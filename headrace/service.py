@@ -106,6 +106,8 @@ def run_service(service: str, body: Callable[[Lifetime], None], *, lifeline: boo
     Leaving on SIGTERM or SIGINT is a success. A HeadraceError becomes one line and its exit code; anything else is a
     fault of ours: its traceback is logged and the code is LOST.
     """
+    for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(threads, "1")  # read when numpy is imported, by worker processes too
     lifetime = Lifetime()
     lifetime.watch_signals()
     if lifeline:

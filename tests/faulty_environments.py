@@ -76,3 +76,35 @@ class FailingEnv(gymnasium.Env[Any, int]):
 
     def _observe(self) -> Any:
         return np.full(2, set_by_the_parent, np.float32)
+
+
+STRANGE: dict[str, Any] = {
+    "masked": np.ma.array(np.zeros(4, np.float32), mask=[True, False, False, False]),
+    "one number": np.zeros(1, np.float32),
+    "one dimension more": np.zeros((1, 4), np.float32),
+    "complex": np.zeros(4, np.complex64),
+    "dates": np.zeros(4, "datetime64[D]"),
+    "text": np.array(["1", "2", "3", "4"]),
+    "objects": [None] * 4,
+}
+"""None of them is four numbers."""
+WIDER: dict[str, Any] = {
+    "integers": [1, 2, 3, 4],
+    "truths": [True] * 4,
+    "doubles": np.arange(4, dtype=np.float64),
+    "big-endian": np.arange(4, dtype=">i2"),
+}
+"""All of them are."""
+
+
+class ShowingEnv(gymnasium.Env[Any, int]):
+    """Observes one of the above, while its space says four numbers."""
+
+    def __init__(self, shown: str) -> None:
+        self.observation_space = spaces.Box(-100, 100, (4,))
+        self.action_space = spaces.Discrete(2)
+        self._shown = (STRANGE | WIDER)[shown]
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        return self._shown, {}

@@ -1,10 +1,10 @@
-"""Seeds of everything random in an actor, all from the run's seed and never two alike."""
+"""Seeds of everything random in an actor or evaluator, all from the run's seed and never two alike."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_SLOTS, _POLICY = 0, 1  # first word of the spawn key: what the stream is for
+_SLOTS, _POLICY, _EVALUATION = 0, 1, 2  # first word of the spawn key: what the stream is for
 
 
 def slot_seeds(run_seed: int, lease: int, incarnation: int, slots: int) -> list[int]:
@@ -18,3 +18,14 @@ def slot_seeds(run_seed: int, lease: int, incarnation: int, slots: int) -> list[
 def policy_generator(run_seed: int, lease: int, incarnation: int) -> np.random.Generator:
     """The stream that an actor's actions are sampled from."""
     return np.random.default_rng(np.random.SeedSequence(run_seed, spawn_key=(_POLICY, lease, incarnation)))
+
+
+def evaluation_seeds(run_seed: int, slots: int) -> list[int]:
+    """A seed for each slot of an evaluator, none of them an actor's.
+
+    The same at every evaluation, so that two results differ by the weights and not by the luck of the draw.
+    """
+    return [
+        int(np.random.SeedSequence(run_seed, spawn_key=(_EVALUATION, slot)).generate_state(1)[0])
+        for slot in range(slots)
+    ]

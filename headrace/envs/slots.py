@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from headrace.config import EnvConfig
 from headrace.envs.spaces import Spaces, describe
-from headrace.errors import ConfigError
+from headrace.errors import ComponentLost, ConfigError
 from headrace.imports import import_module, import_modules, load
 
 Array = npt.NDArray[Any]
@@ -51,7 +51,7 @@ def make_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
         return _VectorSlots(_made(config, native), config.id, seed_each=False)
     make = partial(make_env, config, tuple(imports))
     if mode == "none":
-        return _PlainSlots([_made(config, make) for _ in range(config.num_envs)])
+        return _PlainSlots([_made(config, make) for _ in range(config.num_envs)], config.id)
     _made(config, make).close()  # errors of the environment's making show here, in this process, and not in a worker
     makers = [make] * config.num_envs
     next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
@@ -133,6 +133,7 @@ class _VectorSlots:
         self.num_slots: int = env.num_envs
         self.spaces = describe(env.single_observation_space, env.single_action_space)
         self._env = env
+        self._name = name
         self._seed_each = seed_each
 
     def reset(self, seeds: Sequence[int]) -> Array:
@@ -143,18 +144,34 @@ class _VectorSlots:
         started: Any = actions + self.spaces.action.start
         if self._seed_each:
             started = started.tolist()  # environments get Python ints
-        observation, reward, terminated, truncated, _ = self._env.step(started)
+        try:
+            observation, reward, terminated, truncated, _ = self._env.step(started)
+        except (EOFError, BrokenPipeError, ConnectionResetError) as error:  # of a worker's pipe
+            raise ComponentLost(f"an environment process of {self._name} ended: {self._exit_codes()}") from error
         return observation, np.asarray(reward, np.float32), terminated, truncated
 
     def close(self) -> None:
-        self._env.close()
+        try:
+            self._env.close()
+        except (EOFError, BrokenPipeError, ConnectionResetError):  # a worker that is gone does not answer
+            for process in self._env.processes:
+                process.terminate()
+                process.join()
+            self._env.closed = True
+
+    def _exit_codes(self) -> str:
+        for process in self._env.processes:
+            process.join(1.0)
+        codes = {f"slot {slot}": process.exitcode for slot, process in enumerate(self._env.processes)}
+        return ", ".join(f"{slot} with code {code}" for slot, code in codes.items() if code is not None)
 
 
 class _PlainSlots:
     """Plain environments, one after the other, driven to the same stream."""
 
-    def __init__(self, envs: list[Any]) -> None:
+    def __init__(self, envs: list[Any], name: str) -> None:
         self.num_slots = len(envs)
+        self._name = name
         self.spaces = describe(envs[0].observation_space, envs[0].action_space)
         self._envs = envs
         self._observation = self.spaces.observation_zeros(len(envs))
@@ -162,7 +179,7 @@ class _PlainSlots:
 
     def reset(self, seeds: Sequence[int]) -> Array:
         for slot, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            self._observation[slot], _ = env.reset(seed=seed)
+            self._put(slot, env.reset(seed=seed)[0])
         self._ended = [False] * self.num_slots
         return self._observation
 
@@ -173,14 +190,28 @@ class _PlainSlots:
         for slot, action in enumerate(actions.tolist()):
             env = self._envs[slot]
             if self._ended[slot]:
-                self._observation[slot], _ = env.reset()
+                self._put(slot, env.reset()[0])
                 self._ended[slot] = False
                 continue
             result = env.step(action + self.spaces.action.start)
-            self._observation[slot], reward[slot], terminated[slot], truncated[slot], _ = result
+            self._put(slot, result[0])
+            _, reward[slot], terminated[slot], truncated[slot], _ = result
             self._ended[slot] = bool(terminated[slot] or truncated[slot])
         return self._observation, reward, terminated, truncated
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
+
+    def _put(self, slot: int, observation: Any) -> None:
+        """Takes an observation that is what the space says; numpy would make something of nearly anything."""
+        target = self._observation[slot : slot + 1]
+        given = np.asanyarray(observation)
+        kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[target.dtype.kind]  # Python's integers are signed
+        fits = given.shape == target.shape[1:] and given.dtype.kind in kinds
+        if not fits or isinstance(given, np.ma.MaskedArray):
+            raise ConfigError(
+                f"env.id: {self._name} observed {type(given).__name__} {given.dtype} {given.shape}; its observation "
+                f"space says {target.dtype} {target.shape[1:]}"
+            )
+        target[0] = given

@@ -55,6 +55,10 @@ def _try(network: Network, name: str, spaces: Spaces) -> None:
         previous_reward=torch.zeros(2),
     )
     state = network.initial_state(2)
+    if not (isinstance(state, dict) and all(isinstance(leaf, Tensor) for leaf in state.values())):
+        raise ConfigError(
+            f"model.network: initial_state of {name} returns {type(state).__name__}; expected a dict of tensors by name"
+        )
     unknown = {leaf.dtype for leaf in state.values()} - _WIRE_DTYPES.keys()
     if unknown:
         raise ConfigError(f"model.network: {name} has state of dtype {unknown}; use one of {list(_WIRE_DTYPES)}")
@@ -69,6 +73,11 @@ def _try(network: Network, name: str, spaces: Spaces) -> None:
     found = {"logits": tuple(output.logits.shape), "value": tuple(output.value.shape)} | _shapes(after)
     if found != expected:
         raise ConfigError(f"model.network: {name} returns shapes {found}; expected {expected}")
+    if {output.logits.dtype, output.value.dtype} != {torch.float32}:
+        given = f"{output.logits.dtype} and {output.value.dtype}"
+        raise ConfigError(
+            f"model.network: {name} returns logits and values of {given}; expected float32 (use .float())"
+        )
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -31,7 +31,8 @@ class MLP(Network):
         self.value = affine(width, 1, 1.0)
 
     def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
-        features = self.torso(as_float(inputs.observation, self.byte_frames).flatten(1))
+        observation = as_float(inputs.observation, self.byte_frames)
+        features = self.torso(observation.reshape(len(observation), -1))
         return NetworkOutput(self.policy(features), self.value(features).squeeze(-1)), state
 
 

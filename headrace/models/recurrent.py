@@ -64,7 +64,8 @@ class RecurrentMLP(Network):
         return NetworkOutput(output.logits[0], output.value[0]), after
 
     def sequence(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
-        features = self.torso(as_float(inputs.observation, self.byte_frames).flatten(2))
+        observation = as_float(inputs.observation, self.byte_frames)
+        features = self.torso(observation.reshape(*inputs.first.shape, -1))
         if self._previous_inputs:
             action = one_hot(inputs.previous_action, self._num_actions).to(features.dtype)
             features = torch.cat([features, action, inputs.previous_reward.unsqueeze(-1)], dim=-1)

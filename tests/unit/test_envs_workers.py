@@ -15,6 +15,7 @@ import zmq
 from headrace.agents import vtrace
 from headrace.config import AgentConfig, EnvConfig, ModelConfig
 from headrace.envs.slots import Slots, make_slots
+from headrace.errors import ComponentLost
 from headrace.models.build import build_network, state_spec
 from headrace.models.parameters import encode_parameters, parameters_of
 from headrace.models.policy import make_policy
@@ -62,16 +63,17 @@ def test_workers_are_spawned_and_know_nothing_of_sockets_and_state_here(monkeypa
         router.close()
 
 
-def test_a_worker_that_dies_ends_the_wait_for_it() -> None:
+@pytest.mark.filterwarnings("ignore:.*Calling `close` while waiting.*")
+def test_a_worker_that_dies_ends_the_wait_for_it_and_is_named_with_its_exit_code() -> None:
     slots = failing("exits", "async", num_envs=1)
     slots.reset([0])
-    try:
-        for _ in range(4):
-            slots.step(np.zeros(1, np.int64))
-        with pytest.raises(EOFError):
-            slots.step(np.zeros(1, np.int64))
-    finally:
-        slots._env.closed = True  # type: ignore[attr-defined]  # its __del__ would wait for the dead, and complain
+    for _ in range(4):
+        slots.step(np.zeros(1, np.int64))
+    with pytest.raises(
+        ComponentLost, match=r"environment process of faulty_environments:FailingEnv ended: slot 0 with code \d+"
+    ):
+        slots.step(np.zeros(1, np.int64))
+    slots.close()
 
 
 @pytest.mark.parametrize("vectorization", ["none", "sync"])

@@ -74,6 +74,17 @@ class ForgetsState(Memory):
         return super().forward(inputs, state)[0], {}
 
 
+class TupleState(Memory):
+    def initial_state(self, batch: int) -> Any:
+        return tuple(super().initial_state(batch).values())
+
+
+class Coarse(Memory):
+    def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
+        output, after = super().forward(inputs, state)
+        return NetworkOutput(output.logits.bfloat16(), output.value), after
+
+
 def own(name: str, **kwargs: Any) -> ModelConfig:
     return ModelConfig(network=f"{__name__}:{name}", kwargs=kwargs)
 
@@ -130,6 +141,20 @@ def test_numpy_inference_of_the_built_in_network_equals_pytorch(
     np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(observation, kept)
     assert dict(state) == {}
+
+
+@pytest.mark.parametrize("core", ["none", "lstm"])
+def test_an_observation_of_a_single_number_is_one_feature(core: Any) -> None:
+    spaces = Spaces(ArraySpec("<f4", ()), DiscreteSpec(2, 0))
+    config = ModelConfig(hidden_sizes=(4,), core=core)
+    network, policy = build_network(config, spaces), make_policy(config, spaces)
+    policy.load(policy.decode(encode_parameters(parameters_of(network))))
+    observation, flags = np.array([0.5, -2.0, 3.0], np.float32), np.zeros(3, np.bool_)
+    rest = (flags, np.zeros(3, np.int64), np.zeros(3, np.float32))
+    logits, _ = policy.step(observation, *rest, policy.initial_state(3))
+    inputs = NetworkInput(*(torch.from_numpy(array) for array in (observation, *rest)))
+    expected, _ = step(network, inputs, network.initial_state(3))
+    np.testing.assert_allclose(logits, expected.logits.detach().numpy(), atol=1e-6)
 
 
 def test_byte_frames_are_scaled_in_the_network_and_floats_are_not() -> None:
@@ -224,6 +249,8 @@ def test_an_actor_keeps_no_gradient_graph_in_the_state_it_carries() -> None:
         (own("WideLogits"), r"WideLogits returns shapes .*\(2, 8\).*expected .*\(2, 4\)"),
         (own("ColumnValue"), r"ColumnValue returns shapes .*\(2, 1\).*expected .*\(2,\)"),
         (own("GrowingState"), r"GrowingState returns shapes .*state/sums': \(2, 4\)"),
+        (own("TupleState"), r"initial_state of .*TupleState returns tuple; expected a dict of tensors"),
+        (own("Coarse"), r"Coarse returns logits and values of torch.bfloat16 and torch.float32; expected float32"),
         (own("ForgetsState"), r"ForgetsState returns shapes .*expected .*state/steps"),
         (own("Memory", dtype="float64"), "has state of dtype .*float64.*use one of"),
     ],

@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from faulty_environments import LAYOUTS
+from faulty_environments import LAYOUTS, STRANGE, WIDER
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import AgentConfig, EnvConfig, ModelConfig
-from headrace.envs.slots import make_slots
+from headrace.envs.slots import Slots, make_slots
+from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network
 from headrace.models.parameters import encode_parameters, parameters_of
@@ -87,3 +88,19 @@ def test_an_observation_of_any_memory_layout_reaches_the_learner_as_it_is(layout
     for tick in batch.observation.flatten(0, 1):
         assert torch.equal(tick, shown.reshape(tick.shape))
     assert vtrace.targets(evaluate(network, batch), batch, AGENT).log_ratios.abs().max() < 1e-5
+
+
+def showing(shown: str) -> Slots:
+    config = EnvConfig(id="faulty_environments:ShowingEnv", num_envs=1, vectorization="none", kwargs={"shown": shown})
+    return make_slots(config, ())
+
+
+@pytest.mark.parametrize("shown", STRANGE)
+def test_an_observation_that_is_not_of_its_space_is_refused_by_name(shown: str) -> None:
+    with pytest.raises(ConfigError, match=r"faulty_environments:ShowingEnv observed .* space says float32 \(4,\)"):
+        showing(shown).reset([0])
+
+
+@pytest.mark.parametrize("shown", WIDER)
+def test_numbers_of_another_width_are_taken(shown: str) -> None:
+    np.testing.assert_array_equal(showing(shown).reset([0])[0], np.asarray(WIDER[shown], np.float32))
