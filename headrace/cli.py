@@ -16,6 +16,7 @@ from headrace.service_args import (
     CONFIG_EPILOG,
     declare_config,
     parse_actor,
+    parse_eval,
     parse_learner,
     parse_replay,
     parse_train,
@@ -67,6 +68,13 @@ def _learner(argv: Sequence[str]) -> int:
     return learner(argv)
 
 
+def _eval(argv: Sequence[str]) -> int:
+    parsed = parse_eval(argv)
+    from headrace.evaluation import evaluate_command
+
+    return evaluate_command(parsed)
+
+
 def _presets(argv: Sequence[str]) -> int:
     Arguments("headrace presets", "List the presets.").parse(argv)
     found = presets()
@@ -112,9 +120,36 @@ def _bench_train(argv: Sequence[str]) -> int:
     args.switch("json", "print the figures as JSON")
     args.parse(others, config_keys().names)
     config, seconds = load_config(args.need("preset").text, overrides), args.need("seconds").positive()
-    from headrace.bench import bench_train
+    from headrace.bench.train import bench_train
 
     return bench_train(config, seconds=seconds, as_json=args.on("json"))
+
+
+def _bench_wire(argv: Sequence[str]) -> int:
+    from headrace.bench.arguments import parse_wire
+
+    parsed = parse_wire(argv)
+    from headrace.bench.wire import bench_wire
+
+    return bench_wire(parsed)
+
+
+def _bench_replay(argv: Sequence[str]) -> int:
+    from headrace.bench.arguments import parse_replay
+
+    parsed = parse_replay(argv)
+    from headrace.bench.replay import bench_replay
+
+    return bench_replay(parsed)
+
+
+def _bench_weights(argv: Sequence[str]) -> int:
+    from headrace.bench.arguments import parse_weights
+
+    parsed = parse_weights(argv)
+    from headrace.bench.weights import bench_weights
+
+    return bench_weights(parsed)
 
 
 def _config(argv: Sequence[str]) -> int:
@@ -137,9 +172,10 @@ COMMANDS = {
     "actor": _Command(_actor, "[flags]", "run one actor"),
     "replay": _Command(_replay, "[flags]", "run one replay shard"),
     "learner": _Command(_learner, "PRESET|FILE [flags]", "run the learner"),
+    "eval": _Command(_eval, "RUN|CHECKPOINT [flags]", "play episodes by a trained policy, and tell their returns"),
     "presets": _Command(_presets, "", "list the presets"),
     "config": _Command(_config, "show|check|schema", "print, check or explain a configuration"),
-    "bench": _Command(_bench, "train", "measure"),
+    "bench": _Command(_bench, "train|wire|replay|weights", "measure the whole, or a part of it"),
 }
 CONFIG_COMMANDS = {
     "show": _Command(_config_show, "PRESET|FILE [overrides]", "print it whole, and where each value came from"),
@@ -148,6 +184,9 @@ CONFIG_COMMANDS = {
 }
 BENCH_COMMANDS = {
     "train": _Command(_bench_train, "[--preset PRESET|FILE] [flags]", "trained steps/s in the steady state"),
+    "wire": _Command(_bench_wire, "[flags]", "unrolls from process to process, beside msgpack-numpy"),
+    "replay": _Command(_bench_replay, "[flags]", "items into a replay process and out of it"),
+    "weights": _Command(_bench_weights, "[flags]", "weights to many subscribers, and what that costs the trainer"),
 }
 
 

@@ -19,6 +19,7 @@ from headrace.config_sections import (
     ActorConfig,
     AgentConfig,
     EnvConfig,
+    EvaluationConfig,
     LearnerConfig,
     ModelConfig,
     ModuleName,
@@ -36,6 +37,7 @@ __all__ = [
     "ActorConfig",
     "AgentConfig",
     "EnvConfig",
+    "EvaluationConfig",
     "LearnerConfig",
     "ModelConfig",
     "ReplayConfig",
@@ -75,6 +77,8 @@ class RunConfig(Section):
     """The table between actors and learner."""
     learner: LearnerConfig = LearnerConfig()
     """The learner."""
+    evaluation: EvaluationConfig = EvaluationConfig()
+    """Greedy evaluation beside training."""
     stop: StopConfig = StopConfig()
     """Goal and budgets."""
     telemetry: TelemetryConfig = TelemetryConfig()
@@ -183,6 +187,7 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "learner.checkpoints_kept",
     "learner.max_nonfinite",
     "learner.lease_s",
+    "evaluation.*",
     "stop.*",
     "telemetry.*",
 )

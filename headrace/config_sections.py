@@ -177,6 +177,15 @@ class LearnerConfig(Section):
     """An actor that does not report for so long loses its lease (seconds)."""
 
 
+class EvaluationConfig(Section):
+    """Greedy evaluation beside training, by an actor process of its own; what it finds best is kept."""
+
+    every_s: PositiveNumber | None = None
+    """Time from the start of one evaluation to that of the next (seconds); null: none takes place."""
+    episodes: Whole = Field(default=20, ge=1)
+    """Episodes per evaluation (count)."""
+
+
 class StopConfig(Section):
     """When the run ends: at the goal `return_`, or when one of the budgets is used up."""
 

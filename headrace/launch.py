@@ -169,6 +169,8 @@ class Launcher:
             self._child(f"actor-{index}", f"headrace_actor --learner 127.0.0.1:{learner}")
             for index in range(config.actor.count)
         ]
+        if config.evaluation.every_s is not None:  # one more process of the kind, looked after as the others are
+            self._actors.append(self._child("evaluator", f"headrace_actor --learner 127.0.0.1:{learner} --evaluator"))
         self._records = RecordTail(run_dir / "metrics.jsonl")
         self._view = ProgressView(sys.stdout)
 

@@ -64,6 +64,11 @@ def train(config: RunConfig, options: TrainOptions) -> int:
 
 
 def _train(config: RunConfig, options: TrainOptions, lifetime: Lifetime) -> int:
+    if config.evaluation.every_s is not None:
+        raise ConfigError(
+            f"evaluation.every_s: {config.evaluation.every_s:g}, but --serial has no process for it and goes by no "
+            "clock; set it to null, or train without --serial"
+        )
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     device = choose_device(config.learner.device)
@@ -227,6 +232,7 @@ class Stepping:
             table_size=draw.table_size,
             new_ticks=np.array([item.new_ticks for item in items], np.int64),
             versions=np.array([item.version for item in items], np.int64),
+            malformed=0,
             copy_s=time.perf_counter() - started,
         )
 

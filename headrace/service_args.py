@@ -13,6 +13,8 @@ from typing import Any, Literal, cast
 
 from headrace.arguments import Address, Arguments, Given, split_overrides
 from headrace.config import RunConfig, config_keys, load_config
+from headrace.config_keys import nearest
+from headrace.config_layers import ENVIRONMENT_PREFIX
 from headrace.errors import ConfigError
 
 Resume = Literal["auto", "never", "must"]
@@ -29,6 +31,11 @@ every setting of the run is a flag and a variable:
   --learner.lr 0.002   HEADRACE_CONFIG__LEARNER__LR=0.002   (flag beats variable beats file beats preset)
   `headrace config show SOURCE` lists them, `headrace config schema` explains them.
 """
+EVAL_EPILOG = """\
+the run's own environment is played; its settings may be given otherwise, imports too:
+  --env.kwargs '{level: 4}'   HEADRACE_CONFIG__ENV__KWARGS='{level: 4}'
+"""
+SAVED = "RUN|CHECKPOINT"
 INSECURE_HELP = (
     "allow addresses other than loopback: traffic is neither encrypted nor authenticated, "
     "anyone who reaches the ports can read and change the run"
@@ -82,6 +89,8 @@ class ActorArgs(ServiceArgs):
 
     learner: Address
     """gRPC address of the learner."""
+    evaluator: bool
+    """Whether it evaluates the newest weights instead of making unrolls."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +153,9 @@ def parse_actor(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
     args = Arguments("headrace actor", "Step environments and send unrolls; start as many as you like.", environ)
     args.option("learner", "gRPC address of the learner", metavar="HOST:PORT", default=LEARNER_BIND)
+    args.switch("evaluator", "play greedy episodes with the newest weights now and then, and make no unrolls")
     common = _service(args, argv, ACTOR_METRICS)
-    return ActorArgs(**common, learner=_reached(args, "learner"))
+    return ActorArgs(**common, learner=_reached(args, "learner"), evaluator=args.on("evaluator"))
 
 
 @dataclass(frozen=True)
@@ -171,6 +181,61 @@ def parse_train(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     config = load_config(args.need("config").text, overrides, environ)
     options = TrainOptions(run_dir(args), resume(args), init_from(args), args.on("insecure"), summary_json(args))
     return TrainArgs(config, options, args.on("serial"))
+
+
+@dataclass(frozen=True)
+class EvalArgs:
+    """The arguments of `headrace eval`."""
+
+    checkpoint: Path
+    """A checkpoint's folder, or a run's."""
+    episodes: int
+    greedy: bool
+    seed: int
+    json: bool
+    """Whether the figures are printed as JSON."""
+    overrides: list[tuple[str, str]]
+    """Flags that change the run's environment: dotted key and text."""
+    environ: dict[str, str]
+    """Variables that do."""
+
+
+def parse_eval(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> EvalArgs:
+    """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
+    others, given = split_overrides(argv)
+    overrides = [(key, text) for key, text in given if key != "seed"]
+    args = Arguments("headrace eval", "Play episodes by a trained policy, without services.", environ, EVAL_EPILOG)
+    args.positional(
+        "checkpoint", "folder of a run (its best, else newest checkpoint) or of a checkpoint", metavar=SAVED
+    )
+    args.option("episodes", "episodes to play, spread evenly over env.num_envs", metavar="N", default="20")
+    args.switch("greedy", "take the most probable action: the default")
+    args.switch("sampled", "draw actions from the policy, as in training")
+    args.option("seed", "seed of the environments and of --sampled", metavar="N", default="0")
+    args.switch("json", "print the figures as JSON, with every episode's return and length")
+    names = [name for name in _config_names() if _of_environment(name)]
+    args.parse([*others, *(f"--{key}={text}" for key, text in given if key == "seed")], names)
+    for key, _ in overrides:
+        if not _of_environment(key):
+            meant = nearest(key, names)
+            hint = f"; did you mean --{meant}?" if meant else ""
+            raise ConfigError(f"--{key}: headrace eval takes no settings but --env.KEY and --imports{hint}")
+    if args.on("greedy") and args.on("sampled"):
+        raise ConfigError("--greedy and --sampled contradict each other; give one of them")
+    return EvalArgs(
+        checkpoint=Path(args.need("checkpoint").text),
+        episodes=_whole(args.need("episodes"), 1),
+        greedy=not args.on("sampled"),
+        seed=_whole(args.need("seed"), 0),
+        json=args.on("json"),
+        overrides=overrides,
+        environ={
+            name: text
+            for name, text in environ.items()
+            if name.startswith(ENVIRONMENT_PREFIX)
+            and _of_environment(name.removeprefix(ENVIRONMENT_PREFIX).lower().replace("__", "."))
+        },
+    )
 
 
 def declare_config(args: Arguments) -> None:
@@ -260,6 +325,19 @@ def _distinct(ports: Mapping[str, int]) -> None:
         if port and port in seen:
             raise ConfigError(f"{seen[port]} and {flag} both name port {port}; give each its own")
         seen[port] = flag
+
+
+def _whole(given: Given, lowest: int) -> int:
+    text = given.text
+    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
+    if not lowest <= number < 2**32:
+        raise given.refuse(f"a whole number from {lowest} to {2**32 - 1}")
+    return number
+
+
+def _of_environment(key: str) -> bool:
+    """Whether a setting of the run, by its dotted key, says which environment is made."""
+    return key == "imports" or key.partition(".")[0] == "env"
 
 
 def _config_names() -> tuple[str, ...]:

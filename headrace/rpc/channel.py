@@ -6,6 +6,7 @@ import logging
 import random
 import threading
 import time
+from collections.abc import Callable
 from typing import Generic, TypeVar
 
 import grpc
@@ -89,8 +90,15 @@ class Unary(Generic[Request, Reply]):
         return None
 
 
-def retrying(method: Unary[Request, Reply], request: Request, *, limit_s: float, stop: threading.Event) -> Reply | None:
-    """Calls until there is a reply; returns None if `stop` was set first.
+def retrying(
+    method: Unary[Request, Reply],
+    request: Request,
+    *,
+    limit_s: float,
+    stop: threading.Event,
+    beat: Callable[[], None] = lambda: None,
+) -> Reply | None:
+    """Calls until there is a reply; returns None if `stop` was set first. Calls `beat` before every try.
 
     Waits between tries with jittered, capped, exponential backoff, and logs every LOG_EVERY_S what it waits for. Raises
     RefusedError at once if the peer says no, ComponentLost if it has not answered within `limit_s`.
@@ -101,6 +109,7 @@ def retrying(method: Unary[Request, Reply], request: Request, *, limit_s: float,
     reason = "no time to ask"
     failures = 0
     while not stop.is_set():
+        beat()
         waited_s = time.monotonic() - started
         if waited_s >= limit_s:
             raise ComponentLost(f"{method.peer} did not answer {method.name} within {limit_s:g} s: {reason}")

@@ -10,6 +10,7 @@ import grpc
 from headrace.rpc.channel import Unary, connect
 from headrace.rpc.options import (
     DESCRIBE_DEADLINE_S,
+    EVALUATED_DEADLINE_S,
     JOIN_DEADLINE_S,
     OPEN_RUN_DEADLINE_S,
     REPORT_DEADLINE_S,
@@ -43,6 +44,9 @@ class LearnerClient:
         )
         self.report: Unary[learner_pb2.ReportRequest, learner_pb2.ReportReply] = Unary(
             stub.Report, "Report", peer, REPORT_DEADLINE_S
+        )
+        self.evaluated: Unary[learner_pb2.EvaluatedRequest, learner_pb2.EvaluatedReply] = Unary(
+            stub.Evaluated, "Evaluated", peer, EVALUATED_DEADLINE_S
         )
 
     def weights(self, request: learner_pb2.WeightsRequest) -> WeightsCall:

@@ -34,6 +34,7 @@ RECONNECT_MAX_S: Final = 2.0
 JOIN_DEADLINE_S: Final = 5.0
 DESCRIBE_DEADLINE_S: Final = 10.0  # the first one makes the learner build its model
 REPORT_DEADLINE_S: Final = 2.0
+EVALUATED_DEADLINE_S: Final = 2.0
 OPEN_RUN_DEADLINE_S: Final = 5.0
 STATISTICS_DEADLINE_S: Final = 2.0
 

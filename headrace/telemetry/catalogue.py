@@ -135,6 +135,24 @@ class ActorMetrics(ServiceMetrics):
         )
 
 
+class EvaluatorMetrics(ServiceMetrics):
+    """Metrics of an evaluator: an actor process that makes no unrolls, and so is none of the actors."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__("evaluator", registry, (Peer.LEARNER,))
+        counter, gauge, histogram = self._family.counter, self._family.gauge, self._family.histogram
+
+        self.env_steps = counter("env_steps_total", "steps", "Valid ticks, over all environments")
+        self.evaluations = counter("evaluations_total", "evaluations", "Evaluations played and reported")
+        self.evaluation_seconds = histogram(
+            "evaluation_seconds", "seconds", "Playing the episodes of one evaluation", SLOW_SECONDS
+        )
+        self.weights_version = gauge("weights_version", "updates", "Version of the weights that play")
+        self.weights_epoch = gauge(
+            "weights_epoch", "starts", "The learner's start that published the weights that play"
+        )
+
+
 class ReplayMetrics(ServerMetrics):
     """Metrics of one replay shard."""
 
@@ -200,7 +218,7 @@ class LearnerMetrics(ServerMetrics):
         self.weights_version = gauge("weights_version", "updates", "Version of the newest published weights")
         self.epoch = gauge("epoch", "starts", "Starts of the learner in this run")
         self.publishes = counter("publishes_total", "versions", "Weight versions published")
-        self.subscribers = gauge("subscribers", "actors", "Open weight streams")
+        self.subscribers = gauge("subscribers", "actors", "Open weight streams of actors")
 
         self.loss = gauge("loss", "loss", "Loss of the last update", {"component": LossComponent})
         self.gradient_norm = gauge("gradient_norm", "norm", "Global gradient norm of the last update, before clipping")
@@ -241,4 +259,11 @@ class LearnerMetrics(ServerMetrics):
         self.episodes = counter("episodes_total", "episodes", "Finished episodes that actors reported")
         self.episode_return_mean = gauge(
             "episode_return_mean", "reward", "Mean raw return of the last episodes, as many as stop.episodes says"
+        )
+        self.evaluations = counter("evaluations_total", "evaluations", "Evaluations that were booked")
+        self.evaluation_return_mean = gauge(
+            "evaluation_return_mean", "reward", "Mean raw return of the greedy episodes of the newest evaluation"
+        )
+        self.evaluation_version = gauge(
+            "evaluation_version", "updates", "Version of the weights that the newest evaluation is of"
         )

@@ -14,6 +14,8 @@ A progress record is a flat mapping, written by the learner to metrics.jsonl and
 | mean_return | mean raw return of the last episodes, or None before the first |
 | episodes | how many episodes that mean is over |
 | goal | `stop.return_`, or None |
+| eval_return | mean raw return of the newest evaluation, None before the first; left out where evaluation is off |
+| eval_version | updates of the weights that it is of; alike |
 | lag_min, lag_mean, lag_max | policy lag in versions of what was trained since the last record, or None |
 | replay_fill | share of the table's capacity in use, 0 to 1, or None |
 | samples_per_insert | items drawn per item stored, or None |
@@ -108,6 +110,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("rate", f"{_rate(number('steps_per_s'))} steps/s"),
         ("updates", f"{_rate(number('updates_per_s'))}/s"),
         ("return", MISSING if mean is None else f"{mean:.1f} ({_fixed(number('episodes'), 0)} ep)"),
+        *([("eval", _fixed(number("eval_return"), 1))] if "eval_return" in record else []),
         ("lag", "/".join(lags)),
         ("replay", MISSING if fill is None else f"{fill:.0%}"),
         ("SPI", _fixed(number("samples_per_insert"), 1)),

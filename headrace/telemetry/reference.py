@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 
 from prometheus_client import CollectorRegistry
 
-from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics, ReplayMetrics, ServiceMetrics
+from headrace.telemetry.catalogue import ActorMetrics, EvaluatorMetrics, LearnerMetrics, ReplayMetrics, ServiceMetrics
 from headrace.telemetry.families import Declaration
 
 _INTRODUCTION = """\
@@ -23,8 +24,9 @@ does not grow with the run. All series exist from the start with 0, except RPC c
 
 def render() -> str:
     """The whole page."""
-    services: tuple[tuple[str, type[ActorMetrics] | type[ReplayMetrics] | type[LearnerMetrics]], ...] = (
+    services: tuple[tuple[str, Callable[[CollectorRegistry], ServiceMetrics]], ...] = (
         ("Actor", ActorMetrics),
+        ("Evaluator", EvaluatorMetrics),
         ("Replay", ReplayMetrics),
         ("Learner", LearnerMetrics),
     )

@@ -41,6 +41,7 @@ from headrace.rpc.v1 import learner_pb2, learner_pb2_grpc, replay_pb2
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.wire.messages import UNROLLS
 from headrace.wire.payload import PayloadSchema
+from headrace_learner.evaluations import Evaluations
 from headrace_learner.front import Definition, LearnerFront, Opened
 from headrace_learner.loader import LoadedBatch, Loader, Source
 from headrace_learner.publisher import WeightPublisher
@@ -294,6 +295,7 @@ class LearnerParts:
     stopping: threading.Event
     metrics: LearnerMetrics
     failures: list[BaseException]
+    evaluations: Evaluations | None  # None where the config has no evaluation
     network: Network = field(init=False)
     schema: PayloadSchema = field(init=False)
     loader: Loader = field(init=False)
@@ -343,7 +345,8 @@ def learner_parts(config: RunConfig, replay: Address, environments: Sequence[Env
     roster = Roster(EPOCH, config.learner.lease_s, config.stop, metrics)
     definition = Definition(None)
     publisher = WeightPublisher(EPOCH, config.learner.min_publish_s, server.call_soon, metrics)
-    front = Front(RUN, EPOCH, config, roster, definition, publisher)
+    evaluations = None if config.evaluation.every_s is None else Evaluations(metrics)
+    front = Front(RUN, EPOCH, config, roster, definition, publisher, evaluations)
     front.environments, front.joined = environments, []
     link = ReplayLink(replay, stopping, metrics)
     with ExitStack() as stack:
@@ -362,6 +365,7 @@ def learner_parts(config: RunConfig, replay: Address, environments: Sequence[Env
             stopping,
             metrics,
             failures,
+            evaluations,
         )
         stack.callback(link.close)
         stack.callback(parts.close)

@@ -39,6 +39,10 @@ CASES = {
         ["train", "cartpole", "--serial", "--replay.max_bytes", "1000", "--learner.batch_size", "32"],
         ["replay.max_bytes 1000 is below a batch", "learner.batch_size 32"],
     ),
+    "an evaluation in one process": (
+        ["train", "cartpole", "--serial", "--evaluation.every_s", "60", "--run-dir", "{folder}/serial"],
+        ["evaluation.every_s: 60", "--serial", "set it to null"],
+    ),
     "the learner's port in use": (
         ["learner", "cartpole", "--bind", "{taken}", "--metrics-bind", ANY, "--run-dir", "{folder}/run", *QUIET],
         ["{taken}", "--bind"],

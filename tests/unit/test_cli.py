@@ -35,7 +35,7 @@ def _no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
 def started(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What would have been started: stands in for the launcher, the serial mode and the benchmark."""
     calls: Calls = []
-    for module_name, function in (("launch", "train"), ("serial", "train"), ("bench", "bench_train")):
+    for module_name, function in (("launch", "train"), ("serial", "train"), ("bench.train", "bench_train")):
         module = ModuleType(f"headrace.{module_name}")
 
         def record(*args: Any, _name: str = module_name, **kwargs: Any) -> int:
@@ -59,7 +59,8 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 @pytest.mark.parametrize(
     "argv",
     [["--help"], ["train", "--help"], ["actor", "--help"], ["learner", "--help"], ["replay", "--help"], ["presets"],
-     ["config", "show", "cartpole"], ["train", "cartpol"], ["learner", "cartpole", "--bind", "x"], ["actor", "--x"]],
+     ["config", "show", "cartpole"], ["bench", "wire", "--help"], ["bench", "replay", "--payload-bytes", "3"],
+     ["bench", "weights", "--help"], ["train", "cartpol"], ["learner", "cartpole", "--bind", "x"], ["actor", "--x"]],
 )  # fmt: skip
 def test_nothing_heavy_is_imported_before_a_service_starts(argv: list[str]) -> None:
     code = f"import sys; from headrace.cli import main; main({argv!r}); print([m for m in {HEAVY} if m in sys.modules])"
@@ -68,7 +69,8 @@ def test_nothing_heavy_is_imported_before_a_service_starts(argv: list[str]) -> N
 
 
 def test_help_of_every_command_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("", "train", "actor", "replay", "learner", "presets", "config", "config show", "bench train"):
+    benchmarks = ("bench train", "bench wire", "bench replay", "bench weights")
+    for command in ("", "train", "actor", "replay", "learner", "presets", "config", "config show", *benchmarks):
         assert main([*command.split(), "--help"]) == 0
     assert "HEADRACE_RUN_DIR" in capsys.readouterr().out
 
@@ -145,6 +147,17 @@ def test_bench_train_passes_its_arguments_on(started: Calls) -> None:
         ("train cartpole --summary-json none/out.json", "the folder 'none' is missing"),
         ("train cartpole --summary-json .", "it is a folder"),
         ("bench train --seconds 0", "--seconds: got '0'"),
+        ("bench wier", 'did you mean "wire"?'),
+        ("bench wire --length 0", "--length: got '0'; expected a whole number from 1 to"),
+        ("bench wire --dtype unit8", 'did you mean "uint8"?'),
+        ("bench wire --shape 84,x", "--shape: got '84,x'; expected whole numbers"),
+        ("bench wire --length 100000", "use shorter unrolls"),
+        ("bench wire --shape 1000,1000 --items-per-message 99", "--items-per-message: got '99'; expected at most 51"),
+        ("bench replay --payload-bytes 64,100", "expected multiples of 64"),
+        ("bench replay --payload-bytes 1048576 --batch-size 512 --items-per-message 2000", "from 1 to 512"),
+        ("bench weights --megabytes 0", "--megabytes: got '0'"),
+        ("bench weights --subscribers 1,,2", "--subscribers: got '1,,2'"),
+        ("bench weights --subscribes 1", "did you mean --subscribers?"),
         ("actor --learner localhost", "--learner: got 'localhost'; expected host:port"),
         ("actor --learner localhost:0", "expected a port from 1 to 65535"),
         ("actor --learner ::1:6100", "an IPv6 host in brackets"),
@@ -224,6 +237,9 @@ def test_services_parse_their_defaults_onto_loopback() -> None:
     assert learner.config.learner.lr.value(0) == 0.5
     assert parse_actor(["--lifeline"], {}).lifeline
     assert not parse_actor([], {"HEADRACE_LIFELINE": "1"}).lifeline
+    assert not parse_actor([], {}).evaluator
+    assert parse_actor(["--evaluator"], {}).evaluator
+    assert parse_actor([], {"HEADRACE_EVALUATOR": "1"}).evaluator
 
 
 def test_insecure_allows_other_addresses_by_flag_or_variable() -> None:

@@ -282,7 +282,7 @@ def test_resume_allows_what_only_changes_how_far_or_how_fast_it_goes_on() -> Non
     new = with_flags(
         ("stop.steps", "7"), ("actors", "5"), ("learner.lr", "{start: 1, end: 0, steps: 9}"), ("name", "other"),
         ("replay.max_items", "99"), ("env.num_envs", "3"), ("telemetry.log_every_s", "2"), ("imports", "[os]"),
-        ("agent.entropy_cost", "0.5"), ("learner.device", "cpu"),
+        ("agent.entropy_cost", "0.5"), ("learner.device", "cpu"), ("evaluation.every_s", "60"),
     )  # fmt: skip
     assert changed_on_resume(with_flags(), new) == []
 

@@ -155,9 +155,7 @@ def test_nothing_is_drawn_for_a_learner_whose_epoch_is_over() -> None:
         ({"table": "other"}, "table"),
     ],
 )
-def test_a_request_of_another_run_epoch_or_table_is_refused_by_name(
-    changes: dict[str, Any], reason: str
-) -> None:
+def test_a_request_of_another_run_epoch_or_table_is_refused_by_name(changes: dict[str, Any], reason: str) -> None:
     made = Desk(items=4)
     with pytest.raises(RefusedError) as caught:
         made.ask(0, **changes)

@@ -14,16 +14,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.telemetry import labels, reference
-from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics, ReplayMetrics
+from headrace.telemetry.catalogue import ActorMetrics, EvaluatorMetrics, LearnerMetrics, ReplayMetrics
 from headrace.telemetry.families import Family
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"reason", "state", "phase", "peer", "component", "method", "code", "version", "python"}
 
-AnyMetrics = ActorMetrics | ReplayMetrics | LearnerMetrics
+AnyMetrics = ActorMetrics | EvaluatorMetrics | ReplayMetrics | LearnerMetrics
 
 SERVICES: dict[str, Callable[[CollectorRegistry], AnyMetrics]] = {
     "actor": ActorMetrics,
+    "evaluator": EvaluatorMetrics,
     "replay": ReplayMetrics,
     "learner": LearnerMetrics,
 }
@@ -99,6 +100,9 @@ def test_the_number_of_series_does_not_grow_with_use(service: str) -> None:
             metrics.reconnects.labels(peer="learner").inc()
             metrics.unrolls_dropped.labels(reason=labels.DropReason.IN_DOUBT).inc()
             metrics.episode_return.observe(-12.5)
+        elif isinstance(metrics, EvaluatorMetrics):
+            metrics.reconnects.labels(peer="learner").inc()
+            metrics.evaluation_seconds.observe(3.5)
         else:
             metrics.reconnects.labels(peer="replay" if service == "learner" else "actor").inc()
             metrics.observe_rpc("headrace.v1.Learner/Join" if service == "learner" else "x/OpenRun", "OK", 0.1)
@@ -118,7 +122,7 @@ def test_an_unknown_rpc_code_does_not_make_a_series_of_its_own() -> None:
 
 def test_the_largest_scrape_stays_within_what_the_page_says(service: str) -> None:
     registry, metrics = make(service)
-    if not isinstance(metrics, ActorMetrics):
+    if isinstance(metrics, LearnerMetrics | ReplayMetrics):
         for method in (*labels.LearnerMethod, *labels.ReplayMethod):
             for code in labels.RpcCode:
                 metrics.observe_rpc(method, code, 0.1)

@@ -68,6 +68,14 @@ def test_waiting_and_the_end_are_said() -> None:
     assert format_progress({**RECORD, "complete": "goal reached"}) == LINE + "  complete: goal reached"
 
 
+def test_the_newest_evaluation_is_shown_only_where_evaluation_is_on() -> None:
+    before, after = LINE.split("  lag ")
+    assert (
+        format_progress({**RECORD, "eval_return": 312.04, "eval_version": 5000}) == f"{before}  eval 312.0  lag {after}"
+    )
+    assert format_progress({**RECORD, "eval_return": None}) == f"{before}  eval \N{EN DASH}  lag {after}"
+
+
 @pytest.mark.parametrize(
     ("steps", "shown"),
     [(0, "0"), (999, "999"), (1000, "1.00k"), (12_345, "12.35k"), (999_999, "1.00M"), (2.5e9, "2.50G")],

@@ -240,6 +240,8 @@ RPC: tuple[Any, ...] = (
         leaving=True,
     ),
     learner_pb2.ReportReply(known=True),
+    learner_pb2.EvaluatedRequest(actor=ACTOR, run=RUN, epoch=EPOCH, version=8, returns=[200.0, -1.5], lengths=[200, 3]),
+    learner_pb2.EvaluatedReply(booked=True),
     replay_pb2.OpenRunRequest(
         protocol=PROTOCOL,
         run=RUN,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dheadrace/rpc/v1/learner.proto\x12\x0bheadrace.v1\"L\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\x0c\x12\x12\n\x05lease\x18\x03 \x01(\rH\x00\x88\x01\x01\x42\x08\n\x06_lease\"\x80\x01\n\tJoinReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05lease\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x13\n\x0b\x63onfig_json\x18\x07 \x01(\t\"B\n\x0f\x44\x65scribeRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x13\n\x0bspaces_json\x18\x03 \x01(\t\"J\n\rDescribeReply\x12\x13\n\x0bspaces_json\x18\x01 \x01(\t\x12\x0e\n\x06schema\x18\x02 \x01(\x0c\x12\x14\n\x0creplay_items\x18\x03 \x03(\t\"L\n\x0eWeightsRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\"\x86\x01\n\x0cWeightsChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x14\n\x0cpublished_at\x18\x07 \x01(\x01\"\xa7\x01\n\x0b\x41\x63torLedger\x12\x0c\n\x04made\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\x0c\n\x04held\x18\x03 \x01(\x04\x12\x36\n\x07\x64ropped\x18\x04 \x03(\x0b\x32%.headrace.v1.ActorLedger.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\rReportRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12(\n\x06ledger\x18\x05 \x01(\x0b\x32\x18.headrace.v1.ActorLedger\x12\x11\n\tenv_steps\x18\x06 \x01(\x04\x12\x0f\n\x07returns\x18\x07 \x03(\x02\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\"\x1c\n\x0bReportReply\x12\r\n\x05known\x18\x01 \x01(\x08\x32\x8e\x02\n\x07Learner\x12\x38\n\x04Join\x12\x18.headrace.v1.JoinRequest\x1a\x16.headrace.v1.JoinReply\x12\x44\n\x08\x44\x65scribe\x12\x1c.headrace.v1.DescribeRequest\x1a\x1a.headrace.v1.DescribeReply\x12\x43\n\x07Weights\x12\x1b.headrace.v1.WeightsRequest\x1a\x19.headrace.v1.WeightsChunk0\x01\x12>\n\x06Report\x12\x1a.headrace.v1.ReportRequest\x1a\x18.headrace.v1.ReportReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dheadrace/rpc/v1/learner.proto\x12\x0bheadrace.v1\"_\n\x0bJoinRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\r\n\x05\x61\x63tor\x18\x02 \x01(\x0c\x12\x12\n\x05lease\x18\x03 \x01(\rH\x00\x88\x01\x01\x12\x11\n\tevaluator\x18\x04 \x01(\x08\x42\x08\n\x06_lease\"\x80\x01\n\tJoinReply\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\r\n\x05lease\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\r\x12\x0c\n\x04seed\x18\x06 \x01(\x04\x12\x13\n\x0b\x63onfig_json\x18\x07 \x01(\t\"B\n\x0f\x44\x65scribeRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\x13\n\x0bspaces_json\x18\x03 \x01(\t\"J\n\rDescribeReply\x12\x13\n\x0bspaces_json\x18\x01 \x01(\t\x12\x0e\n\x06schema\x18\x02 \x01(\x0c\x12\x14\n\x0creplay_items\x18\x03 \x03(\t\"Y\n\x0eWeightsRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0b\n\x03pin\x18\x05 \x01(\x08\"\x86\x01\n\x0cWeightsChunk\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\r\n\x05\x63rc32\x18\x04 \x01(\r\x12\x0e\n\x06offset\x18\x05 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x06 \x01(\x0c\x12\x14\n\x0cpublished_at\x18\x07 \x01(\x01\"\xa7\x01\n\x0b\x41\x63torLedger\x12\x0c\n\x04made\x18\x01 \x01(\x04\x12\x14\n\x0c\x61\x63knowledged\x18\x02 \x01(\x04\x12\x0c\n\x04held\x18\x03 \x01(\x04\x12\x36\n\x07\x64ropped\x18\x04 \x03(\x0b\x32%.headrace.v1.ActorLedger.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xab\x01\n\rReportRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05lease\x18\x03 \x01(\r\x12\x10\n\x08sequence\x18\x04 \x01(\x04\x12(\n\x06ledger\x18\x05 \x01(\x0b\x32\x18.headrace.v1.ActorLedger\x12\x11\n\tenv_steps\x18\x06 \x01(\x04\x12\x0f\n\x07returns\x18\x07 \x03(\x02\x12\x0f\n\x07leaving\x18\x08 \x01(\x08\"\x1c\n\x0bReportReply\x12\r\n\x05known\x18\x01 \x01(\x08\"p\n\x10\x45valuatedRequest\x12\r\n\x05\x61\x63tor\x18\x01 \x01(\x0c\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\x0f\n\x07version\x18\x04 \x01(\x04\x12\x0f\n\x07returns\x18\x05 \x03(\x02\x12\x0f\n\x07lengths\x18\x06 \x03(\r\" \n\x0e\x45valuatedReply\x12\x0e\n\x06\x62ooked\x18\x01 \x01(\x08\x32\xd7\x02\n\x07Learner\x12\x38\n\x04Join\x12\x18.headrace.v1.JoinRequest\x1a\x16.headrace.v1.JoinReply\x12\x44\n\x08\x44\x65scribe\x12\x1c.headrace.v1.DescribeRequest\x1a\x1a.headrace.v1.DescribeReply\x12\x43\n\x07Weights\x12\x1b.headrace.v1.WeightsRequest\x1a\x19.headrace.v1.WeightsChunk0\x01\x12>\n\x06Report\x12\x1a.headrace.v1.ReportRequest\x1a\x18.headrace.v1.ReportReply\x12G\n\tEvaluated\x12\x1d.headrace.v1.EvaluatedRequest\x1a\x1b.headrace.v1.EvaluatedReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,25 +34,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ACTORLEDGER_DROPPEDENTRY']._loaded_options = None
   _globals['_ACTORLEDGER_DROPPEDENTRY']._serialized_options = b'8\001'
   _globals['_JOINREQUEST']._serialized_start=46
-  _globals['_JOINREQUEST']._serialized_end=122
-  _globals['_JOINREPLY']._serialized_start=125
-  _globals['_JOINREPLY']._serialized_end=253
-  _globals['_DESCRIBEREQUEST']._serialized_start=255
-  _globals['_DESCRIBEREQUEST']._serialized_end=321
-  _globals['_DESCRIBEREPLY']._serialized_start=323
-  _globals['_DESCRIBEREPLY']._serialized_end=397
-  _globals['_WEIGHTSREQUEST']._serialized_start=399
-  _globals['_WEIGHTSREQUEST']._serialized_end=475
-  _globals['_WEIGHTSCHUNK']._serialized_start=478
-  _globals['_WEIGHTSCHUNK']._serialized_end=612
-  _globals['_ACTORLEDGER']._serialized_start=615
-  _globals['_ACTORLEDGER']._serialized_end=782
-  _globals['_ACTORLEDGER_DROPPEDENTRY']._serialized_start=736
-  _globals['_ACTORLEDGER_DROPPEDENTRY']._serialized_end=782
-  _globals['_REPORTREQUEST']._serialized_start=785
-  _globals['_REPORTREQUEST']._serialized_end=956
-  _globals['_REPORTREPLY']._serialized_start=958
-  _globals['_REPORTREPLY']._serialized_end=986
-  _globals['_LEARNER']._serialized_start=989
-  _globals['_LEARNER']._serialized_end=1259
+  _globals['_JOINREQUEST']._serialized_end=141
+  _globals['_JOINREPLY']._serialized_start=144
+  _globals['_JOINREPLY']._serialized_end=272
+  _globals['_DESCRIBEREQUEST']._serialized_start=274
+  _globals['_DESCRIBEREQUEST']._serialized_end=340
+  _globals['_DESCRIBEREPLY']._serialized_start=342
+  _globals['_DESCRIBEREPLY']._serialized_end=416
+  _globals['_WEIGHTSREQUEST']._serialized_start=418
+  _globals['_WEIGHTSREQUEST']._serialized_end=507
+  _globals['_WEIGHTSCHUNK']._serialized_start=510
+  _globals['_WEIGHTSCHUNK']._serialized_end=644
+  _globals['_ACTORLEDGER']._serialized_start=647
+  _globals['_ACTORLEDGER']._serialized_end=814
+  _globals['_ACTORLEDGER_DROPPEDENTRY']._serialized_start=768
+  _globals['_ACTORLEDGER_DROPPEDENTRY']._serialized_end=814
+  _globals['_REPORTREQUEST']._serialized_start=817
+  _globals['_REPORTREQUEST']._serialized_end=988
+  _globals['_REPORTREPLY']._serialized_start=990
+  _globals['_REPORTREPLY']._serialized_end=1018
+  _globals['_EVALUATEDREQUEST']._serialized_start=1020
+  _globals['_EVALUATEDREQUEST']._serialized_end=1132
+  _globals['_EVALUATEDREPLY']._serialized_start=1134
+  _globals['_EVALUATEDREPLY']._serialized_end=1166
+  _globals['_LEARNER']._serialized_start=1169
+  _globals['_LEARNER']._serialized_end=1512
 # @@protoc_insertion_point(module_scope)

@@ -7,14 +7,16 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class JoinRequest(_message.Message):
-    __slots__ = ("protocol", "actor", "lease")
+    __slots__ = ("protocol", "actor", "lease", "evaluator")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
+    EVALUATOR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     actor: bytes
     lease: int
-    def __init__(self, protocol: _Optional[int] = ..., actor: _Optional[bytes] = ..., lease: _Optional[int] = ...) -> None: ...
+    evaluator: bool
+    def __init__(self, protocol: _Optional[int] = ..., actor: _Optional[bytes] = ..., lease: _Optional[int] = ..., evaluator: bool = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("protocol", "run", "epoch", "lease", "incarnation", "seed", "config_json")
@@ -55,16 +57,18 @@ class DescribeReply(_message.Message):
     def __init__(self, spaces_json: _Optional[str] = ..., schema: _Optional[bytes] = ..., replay_items: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WeightsRequest(_message.Message):
-    __slots__ = ("actor", "run", "epoch", "version")
+    __slots__ = ("actor", "run", "epoch", "version", "pin")
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    PIN_FIELD_NUMBER: _ClassVar[int]
     actor: bytes
     run: str
     epoch: int
     version: int
-    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+    pin: bool
+    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., pin: bool = ...) -> None: ...
 
 class WeightsChunk(_message.Message):
     __slots__ = ("epoch", "version", "total_bytes", "crc32", "offset", "data", "published_at")
@@ -128,3 +132,25 @@ class ReportReply(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     known: bool
     def __init__(self, known: bool = ...) -> None: ...
+
+class EvaluatedRequest(_message.Message):
+    __slots__ = ("actor", "run", "epoch", "version", "returns", "lengths")
+    ACTOR_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    RETURNS_FIELD_NUMBER: _ClassVar[int]
+    LENGTHS_FIELD_NUMBER: _ClassVar[int]
+    actor: bytes
+    run: str
+    epoch: int
+    version: int
+    returns: _containers.RepeatedScalarFieldContainer[float]
+    lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., lengths: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class EvaluatedReply(_message.Message):
+    __slots__ = ("booked",)
+    BOOKED_FIELD_NUMBER: _ClassVar[int]
+    booked: bool
+    def __init__(self, booked: bool = ...) -> None: ...

@@ -55,6 +55,11 @@ class LearnerStub(object):
                 request_serializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.ReportRequest.SerializeToString,
                 response_deserializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.ReportReply.FromString,
                 _registered_method=True)
+        self.Evaluated = channel.unary_unary(
+                '/headrace.v1.Learner/Evaluated',
+                request_serializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.EvaluatedRequest.SerializeToString,
+                response_deserializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.EvaluatedReply.FromString,
+                _registered_method=True)
 
 
 class LearnerServicer(object):
@@ -91,6 +96,13 @@ class LearnerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Evaluated(self, request, context):
+        """Tells how greedy episodes with one version of the weights ended. For evaluators, which do not Report.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_LearnerServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -113,6 +125,11 @@ def add_LearnerServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.ReportRequest.FromString,
                     response_serializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.ReportReply.SerializeToString,
+            ),
+            'Evaluated': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evaluated,
+                    request_deserializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.EvaluatedRequest.FromString,
+                    response_serializer=headrace_dot_rpc_dot_v1_dot_learner__pb2.EvaluatedReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -224,6 +241,33 @@ class Learner(object):
             '/headrace.v1.Learner/Report',
             headrace_dot_rpc_dot_v1_dot_learner__pb2.ReportRequest.SerializeToString,
             headrace_dot_rpc_dot_v1_dot_learner__pb2.ReportReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Evaluated(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/headrace.v1.Learner/Evaluated',
+            headrace_dot_rpc_dot_v1_dot_learner__pb2.EvaluatedRequest.SerializeToString,
+            headrace_dot_rpc_dot_v1_dot_learner__pb2.EvaluatedReply.FromString,
             options,
             channel_credentials,
             insecure,

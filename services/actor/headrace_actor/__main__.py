@@ -1,4 +1,7 @@
-"""The actor: joins a run, makes its environments, and sends unrolls for as long as it is wanted."""
+"""The actor: joins a run, makes its environments, and sends unrolls for as long as it is wanted.
+
+With --evaluator it plays greedy episodes instead.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ConfigError as error:
         sys.stderr.write(f"headrace actor: error: {error}\n")
         return int(error.exit_code)
-    return run_service("actor", partial(serve, args), lifeline=args.lifeline)
+    return run_service("actor", partial(evaluate if args.evaluator else serve, args), lifeline=args.lifeline)
 
 
 def serve(args: ActorArgs, lifetime: Lifetime) -> None:
@@ -112,6 +115,41 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         stream.leave()
         membership.leave(stream.ledger())
         reports.join(REPORT_DEADLINE_S)  # it would fail on a closed channel, and with it the process
+        learner.close()
+        slots.close()
+
+
+def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
+    """An evaluator's life: no lease, no replay, no unrolls."""
+    from prometheus_client import CollectorRegistry
+
+    from headrace.envs.slots import make_slots
+    from headrace.models.policy import make_policy
+    from headrace.rpc.clients import LearnerClient
+    from headrace.telemetry import health as health_endpoints
+    from headrace.telemetry import logs
+    from headrace.telemetry.catalogue import EvaluatorMetrics
+    from headrace_actor.evaluator import Evaluator
+
+    logs.configure("evaluator", args.log_format, args.log_level)
+    registry = CollectorRegistry()
+    metrics = EvaluatorMetrics(registry)
+    health = health_endpoints.Health(ready_gauge=metrics.ready)
+    health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
+
+    learner = LearnerClient(str(args.learner))
+    evaluator = Evaluator(learner, lifetime.stopping, metrics, health)
+    lifetime.on_stop(evaluator.cancel)
+    assignment = evaluator.join()
+    if assignment is None:
+        return
+    num_envs = min(assignment.env.num_envs, assignment.evaluation.episodes)
+    slots = make_slots(assignment.env.model_copy(update={"num_envs": num_envs}), assignment.imports)
+    if not evaluator.describe(slots.spaces):
+        return
+    try:
+        evaluator.run(slots, make_policy(assignment.model, slots.spaces))
+    finally:
         learner.close()
         slots.close()
 

@@ -17,7 +17,7 @@ from headrace.errors import ComponentLost
 from headrace.rpc.channel import details, retrying
 from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2
-from headrace.telemetry.catalogue import ServiceMetrics
+from headrace.telemetry.catalogue import ActorMetrics
 from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire.messages import PROTOCOL

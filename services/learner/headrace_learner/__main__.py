@@ -45,6 +45,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     from headrace.telemetry import logs
     from headrace.telemetry.catalogue import LearnerMetrics
     from headrace.telemetry.recorder import Recorder
+    from headrace_learner.evaluations import Evaluations
     from headrace_learner.front import Definition, LearnerFront, Opened
     from headrace_learner.publisher import WeightPublisher
     from headrace_learner.replay_link import ReplayLink, open_request
@@ -70,7 +71,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     roster = Roster(folder.epoch, config.learner.lease_s, config.stop, metrics)
     definition = Definition(folder.spaces)
     publisher = WeightPublisher(folder.epoch, config.learner.min_publish_s, server.call_soon, metrics)
-    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher)
+    evaluations = None if config.evaluation.every_s is None else Evaluations(metrics)
+    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher, evaluations)
     link = ReplayLink(args.replay, lifetime.stopping, metrics)
     server.start()
     server.set_serving(True)
@@ -80,6 +82,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
 
         from headrace.agents import vtrace
         from headrace.models.build import build_network, state_spec
+        from headrace.unroll import malformed
         from headrace.wire.messages import UNROLLS
         from headrace_learner.account import Account
         from headrace_learner.loader import Loader, Source
@@ -112,9 +115,10 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             batch_size=config.learner.batch_size,
             prefetch=config.learner.prefetch,
         )
-        loader = Loader(source, schema, metrics, pinned=device.type == "cuda")
+        check = partial(malformed, num_actions=spaces.action.n)
+        loader = Loader(source, schema, metrics, check, pinned=device.type == "cuda")
         lifetime.thread("replay-link", partial(link.run, loader.ledger.drawn_from))
-        account = Account(config, trainer, roster, link, loader.ledger)
+        account = Account(config, trainer, roster, link, loader.ledger, evaluations)
         recorder = Recorder(folder.path, config.telemetry.tensorboard)
         training = Training(
             config=config,
@@ -130,6 +134,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             lifetime=lifetime,
             run=folder.run,
             spaces=spaces,
+            evaluations=evaluations,
         )
         outcome = training.train()
         trained_until = time.monotonic()
@@ -142,6 +147,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             lifetime.stopping.wait(0.1)
             health.beat()
             roster.expire()
+            training.keep_best()  # evaluators go on
         lifetime.check()
         settle(link, loader)
         summary = account.summary(folder.run, folder.epoch, outcome, trained_until)

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.config import RunConfig
+from headrace_learner.evaluations import Evaluations
 from headrace_learner.ledgers import LearnerLedger, ReplayLedger
 from headrace_learner.roster import Roster
 from headrace_learner.trainer import Trainer
@@ -49,16 +50,26 @@ class ReplayView(Protocol):
 
 
 class Account:
-    """Counts what the training thread does; reads the other parts when asked. For that thread only."""
+    """Counts what the training thread does; reads the other parts when asked. For that thread only.
+
+    evaluations: None where evaluation is off.
+    """
 
     def __init__(
-        self, config: RunConfig, trainer: Trainer, roster: Roster, replay: ReplayView, ledger: LearnerLedger
+        self,
+        config: RunConfig,
+        trainer: Trainer,
+        roster: Roster,
+        replay: ReplayView,
+        ledger: LearnerLedger,
+        evaluations: Evaluations | None = None,
     ) -> None:
         self._config = config
         self._trainer = trainer
         self._roster = roster
         self._replay = replay
         self._ledger = ledger
+        self._evaluations = evaluations
         self._started_at = time.monotonic()
         self._first_at: float | None = None  # when the first batch had been trained
         self._first_steps = 0
@@ -108,6 +119,7 @@ class Account:
             "eta_s": _ratio(stop.steps - trainer.trained_steps, steps_per_s) if stop.steps else None,
             "waiting_for": waiting_for,
             "complete": complete,
+            **({} if self._evaluations is None else self._evaluations.record()),
             **extra,
         }
         self._recent_at, self._recent_lag = now, Lag()
@@ -133,6 +145,7 @@ class Account:
             "updates": trainer.updates,
             "mean_return": roster.mean_return,
             "episodes": roster.episodes,
+            "evaluation": None if self._evaluations is None else self._evaluations.summary(),
             "policy_lag": self._lag.as_dict(),
             "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
             "ledger": {

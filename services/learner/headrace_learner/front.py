@@ -22,6 +22,7 @@ from headrace.rpc.v1 import learner_pb2, learner_pb2_grpc
 from headrace.telemetry.logs import warn_every
 from headrace.unroll import pack_version
 from headrace.wire.messages import PROTOCOL
+from headrace_learner.evaluations import Evaluation, Evaluations
 from headrace_learner.ledgers import ActorLedger
 from headrace_learner.publisher import WeightPublisher
 from headrace_learner.roster import Roster
@@ -64,7 +65,10 @@ class Definition:
 
 
 class LearnerFront(learner_pb2_grpc.LearnerServicer):
-    """Join, Describe, Weights, Report. All on the gRPC loop; nothing in here computes."""
+    """Join, Describe, Weights, Report, Evaluated. All on the gRPC loop; nothing in here computes.
+
+    evaluations: None where evaluation is off; evaluators are refused then.
+    """
 
     def __init__(
         self,
@@ -74,6 +78,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         roster: Roster,
         definition: Definition,
         publisher: WeightPublisher,
+        evaluations: Evaluations | None = None,
     ) -> None:
         self._run = run
         self._epoch = epoch
@@ -81,9 +86,11 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         self._roster = roster
         self._definition = definition
         self._publisher = publisher
+        self._evaluations = evaluations
+        sections = {"env", "agent", "model", "imports", "evaluation"}
         self._config_json = json.dumps(
             {
-                **config.model_dump(mode="json", by_alias=True, include={"env", "agent", "model", "imports"}),
+                **config.model_dump(mode="json", by_alias=True, include=sections),
                 "report_s": config.actor.report_s,
                 "shard_patience_s": config.replay.shard_patience_s,
             }
@@ -93,17 +100,16 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         if request.protocol != PROTOCOL:
             await context.abort(_REFUSED, f"protocol {request.protocol} is not spoken here; {PROTOCOL} is")
         await self._check_actor(request.actor, context)
+        reply = learner_pb2.JoinReply(
+            protocol=PROTOCOL, run=self._run, epoch=self._epoch, seed=self._config.seed, config_json=self._config_json
+        )
+        if request.evaluator:
+            await self._check_evaluation(context)
+            return reply
         wanted = request.lease if request.HasField("lease") else None
         member = self._roster.join(request.actor, wanted)
-        return learner_pb2.JoinReply(
-            protocol=PROTOCOL,
-            run=self._run,
-            epoch=self._epoch,
-            lease=member.lease,
-            incarnation=member.incarnation,
-            seed=self._config.seed,
-            config_json=self._config_json,
-        )
+        reply.lease, reply.incarnation = member.lease, member.incarnation
+        return reply
 
     async def Describe(self, request: learner_pb2.DescribeRequest, context: Context) -> learner_pb2.DescribeReply:
         await self._check_run(request.run, context)
@@ -126,7 +132,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         self, request: learner_pb2.WeightsRequest, context: Context
     ) -> AsyncIterator[learner_pb2.WeightsChunk]:
         await self._check_run(request.run, context)
-        async for chunk in self._publisher.stream(pack_version(request.epoch, request.version)):
+        async for chunk in self._publisher.stream(pack_version(request.epoch, request.version), pin=request.pin):
             yield chunk
 
     async def Report(self, request: learner_pb2.ReportRequest, context: Context) -> learner_pb2.ReportReply:
@@ -141,6 +147,22 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
             leaving=request.leaving,
         )
         return learner_pb2.ReportReply(known=known)
+
+    async def Evaluated(self, request: learner_pb2.EvaluatedRequest, context: Context) -> learner_pb2.EvaluatedReply:
+        await self._check_run(request.run, context)
+        evaluations = await self._check_evaluation(context)
+        returns, lengths = tuple(request.returns), tuple(request.lengths)
+        if not returns or len(returns) != len(lengths):
+            what = f"{len(returns)} returns and {len(lengths)} lengths"
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"an evaluation has one of each per episode; {what}")
+        pinned = self._publisher.pinned(pack_version(request.epoch, request.version))
+        booked = pinned is not None and evaluations.book(Evaluation(request.version, returns, lengths, pinned))
+        return learner_pb2.EvaluatedReply(booked=booked)
+
+    async def _check_evaluation(self, context: Context) -> Evaluations:
+        if self._evaluations is None:
+            await context.abort(_REFUSED, "evaluation is off in this run; set evaluation.every_s for an evaluator")
+        return self._evaluations
 
     async def _check_run(self, run: str, context: Context) -> None:
         if run != self._run:

@@ -29,11 +29,17 @@ class Publication:
     chunks: tuple[learner_pb2.WeightsChunk, ...]
     superseded: asyncio.Event = field(default_factory=asyncio.Event)
 
+    @property
+    def blob(self) -> bytes:
+        """The parameters, as they were sent."""
+        return b"".join(chunk.data for chunk in self.chunks)
+
 
 class WeightPublisher:
     """The newest weights and who waits for newer ones.
 
-    `publish` and `due` are for the training thread, `stream` for the gRPC loop; `call_soon` runs a function there.
+    `publish` and `due` are for the training thread, `stream` and `pinned` for the gRPC loop, where `call_soon` runs a
+    function.
     """
 
     def __init__(
@@ -53,6 +59,7 @@ class WeightPublisher:
         self._last_version = -1
         self._newest: Publication | None = None  # the loop's
         self._first: asyncio.Event | None = None  # the loop's: set at the first publication
+        self._pinned: Publication | None = None  # the loop's
         self._closed = False  # the loop's
         self._subscribers = 0
 
@@ -105,10 +112,15 @@ class WeightPublisher:
         elif self._first is not None:
             self._first.set()
 
-    async def stream(self, after: int) -> AsyncIterator[learner_pb2.WeightsChunk]:
-        """The chunks of each version newer than `after` (packed), skipping what was superseded meanwhile."""
-        self._subscribers += 1
+    async def stream(self, after: int, *, pin: bool = False) -> AsyncIterator[learner_pb2.WeightsChunk]:
+        """The chunks of each version newer than `after` (packed), skipping what was superseded meanwhile.
+
+        pin: the first version it sends is kept for `pinned`, in the place of the one kept before. (An evaluator's way:
+        such a stream does not count as an actor's.)
+        """
+        self._subscribers += not pin
         self._metrics.subscribers.set(self._subscribers)
+        unpinned = pin
         try:
             if self._newest is None:
                 self._first = self._first or asyncio.Event()
@@ -118,9 +130,15 @@ class WeightPublisher:
                 assert publication is not None
                 if publication.packed > after:
                     after = publication.packed
+                    if unpinned:
+                        self._pinned, unpinned = publication, False
                     for chunk in publication.chunks:
                         yield chunk
                 await publication.superseded.wait()
         finally:
-            self._subscribers -= 1
+            self._subscribers -= not pin
             self._metrics.subscribers.set(self._subscribers)
+
+    def pinned(self, packed: int) -> Publication | None:
+        """The version that was pinned last, if it is this one."""
+        return self._pinned if self._pinned is not None and self._pinned.packed == packed else None

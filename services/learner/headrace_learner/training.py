@@ -18,6 +18,7 @@ from headrace.config import RunConfig
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.network import Network
+from headrace.models.parameters import decode_parameters
 from headrace.service import Lifetime
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.health import Health
@@ -26,6 +27,7 @@ from headrace.telemetry.recorder import Recorder
 from headrace.unroll import unpack_version, updates_of
 from headrace.wire.messages import Ints
 from headrace_learner.account import Account
+from headrace_learner.evaluations import Evaluations
 from headrace_learner.ledgers import LearnerLedger
 from headrace_learner.loader import LoadedBatch
 from headrace_learner.roster import Roster
@@ -35,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 _WAIT_S = 0.1  # for a batch, until other duties are looked at
 _SAY_WAITING_S = 5.0
+_BY_TRAINING, _BY_EVALUATION = "training", "evaluation"  # what a checkpoint's score is the mean return of
 
 
 class BatchSource(Protocol):
@@ -63,7 +66,10 @@ class Publisher(Protocol):
 
 @dataclass
 class Training:
-    """The parts of a learner, connected. `run` returns the outcome: goal, budget, or stopped."""
+    """The parts of a learner, connected. `train` returns the outcome: goal, budget, or stopped.
+
+    evaluations: they decide which parameters are the best; None where evaluation is off, and training returns do.
+    """
 
     config: RunConfig
     trainer: Trainer
@@ -78,13 +84,16 @@ class Training:
     lifetime: Lifetime
     run: str
     spaces: Spaces
+    evaluations: Evaluations | None = None
 
     def __post_init__(self) -> None:
         self._update: Update | None = None  # the last one, and its batch
         self._batch: UnrollBatch | None = None
-        self._saved_updates = -1
+        self._saved_updates = self.trainer.updates or -1  # a run that was resumed is on disk as it is
+        self._scored_by = _BY_TRAINING if self.evaluations is None else _BY_EVALUATION
         best = self.checkpoints.best()
-        self._best_score = -math.inf if best is None else float(best.manifest["score"])
+        comparable = best is not None and best.manifest.get("scored_by", _BY_TRAINING) == self._scored_by
+        self._best_score = float(best.manifest["score"]) if best is not None and comparable else -math.inf
         self._record_at = time.monotonic() + min(1.0, self.config.telemetry.log_every_s)
         self._checkpoint_at = time.monotonic() + self.config.learner.checkpoint_s
         self._waiting_since = time.monotonic()
@@ -104,13 +113,14 @@ class Training:
             outcome = self._outcome()
         self.lifetime.check()
         outcome = outcome or "stopped"
+        self.keep_best()
         self.checkpoint()
         self.record(outcome)
         return outcome
 
     def _train_on(self, loaded: LoadedBatch) -> None:
         trainer, metrics = self.trainer, self.metrics
-        count = len(loaded.ids)
+        count = len(loaded.ids) - loaded.malformed
         moved = time.perf_counter()
         batch = UnrollBatch.from_views(loaded.views, trainer.device)
         copy_s = loaded.copy_s + time.perf_counter() - moved
@@ -162,6 +172,7 @@ class Training:
         if now >= self._checkpoint_at:
             self._checkpoint_at = now + self.config.learner.checkpoint_s
             self.checkpoint()
+        self.keep_best()
 
     def _outcome(self) -> str | None:
         stop, trainer = self.config.stop, self.trainer
@@ -220,19 +231,11 @@ class Training:
         started = time.perf_counter()
         tensors, counters = self.trainer.state()
         score = self.roster.mean_return if self.roster.averaged_episodes == self.config.stop.episodes else None
-        facts = counters | {
-            "run": self.run,
-            "epoch": self.publisher.epoch,
-            "episodes": self.roster.episodes,
-            "returns": self.roster.returns(),
-            "score": score,
-            # what it takes to act by it, far from the run's folder
-            "config": self.config.model_dump(mode="json", by_alias=True),
-            "spaces": self.spaces.to_json(),
-        }
+        facts = counters | {"episodes": self.roster.episodes, "returns": self.roster.returns()}
+        facts |= self._facts(score, _BY_TRAINING)
         try:
             path = self.checkpoints.save(self.trainer.updates, tensors, facts)
-            if score is not None and score >= self._best_score:
+            if self._scored_by == _BY_TRAINING and score is not None and score >= self._best_score:
                 parameters = {name: tensor for name, tensor in tensors.items() if name.startswith(NETWORK)}
                 self.checkpoints.save_best(self.trainer.updates, parameters, facts)
                 self._best_score = score
@@ -244,6 +247,40 @@ class Training:
         self.metrics.checkpoint_seconds.observe(time.perf_counter() - started)
         self.metrics.checkpoint_timestamp_seconds.set(time.time())
         logger.info("checkpoint %s", path)
+
+    def keep_best(self) -> None:
+        """Saves the parameters that an evaluation found to be the best so far, as they were published. Quick otherwise.
+
+        A disk that will not have them is said and counted.
+        """
+        evaluation = None if self.evaluations is None else self.evaluations.take_best()
+        if evaluation is None or evaluation.mean < self._best_score:
+            return
+        started = time.perf_counter()
+        parameters = decode_parameters(evaluation.publication.blob)
+        facts = {"updates": evaluation.version, "returns": evaluation.returns, "lengths": evaluation.lengths}
+        facts |= self._facts(evaluation.mean, _BY_EVALUATION)
+        try:
+            tensors = {NETWORK + name: tensor for name, tensor in parameters.items()}
+            path = self.checkpoints.save_best(evaluation.version, tensors, facts)
+        except OSError as error:
+            logger.error("cannot write the best checkpoint: %s", error)
+            self.metrics.checkpoint_failures.inc()
+            return
+        self._best_score = evaluation.mean
+        self.metrics.checkpoint_seconds.observe(time.perf_counter() - started)
+        logger.info("best checkpoint %s: mean return %.6g", path, evaluation.mean)
+
+    def _facts(self, score: float | None, scored_by: str) -> dict[str, Any]:
+        """What every manifest tells: whose it is, how good, and what it takes to act by it, wherever it is moved to."""
+        return {
+            "run": self.run,
+            "epoch": self.publisher.epoch,
+            "score": score,
+            "scored_by": scored_by,
+            "config": self.config.model_dump(mode="json", by_alias=True),
+            "spaces": self.spaces.to_json(),
+        }
 
 
 def resume(checkpoint: Checkpoint, trainer: Trainer, roster: Roster) -> None:

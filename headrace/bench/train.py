@@ -8,7 +8,6 @@ bare learner step on a batch that is already there.
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -17,11 +16,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from headrace.bench.processes import one_thread_environment
 from headrace.config import RunConfig
 from headrace.errors import ComponentLost
 
 WARM_UP_S = 3.0  # of training, before the steady state is measured
-CALIBRATION_S = 3.0
 
 
 def bench_train(config: RunConfig, seconds: float, as_json: bool) -> int:
@@ -97,89 +96,22 @@ def _time_to(goal: float | None, episodes: int, records: list[dict[str, Any]], s
     return None
 
 
-# -- calibration -----------------------------------------------------------------------------------------------------
-
-
 def _in_own_process(config: RunConfig, part: str) -> float:
     """Measures one part alone, in a process of its own with one thread, as in the services."""
     code = (
-        "import sys, json; from headrace import bench; from headrace.config import RunConfig; "
-        f"print(bench.{part}(RunConfig.model_validate_json(sys.stdin.read())))"
+        "import sys; from headrace.bench import calibration; from headrace.config import RunConfig; "
+        f"print(calibration.{part}(RunConfig.model_validate_json(sys.stdin.read())))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
         input=config.model_dump_json(by_alias=True),
         capture_output=True,
         text=True,
-        env=_one_thread_environment(),
+        env=one_thread_environment(),
     )
     if done.returncode != 0:
         raise ComponentLost(f"the calibration {part} failed: {done.stderr.strip()[-400:]}")
     return float(done.stdout)
-
-
-def _one_thread_environment() -> dict[str, str]:
-    """This process's environment with one thread for every numerical library."""
-    return {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-
-
-def bare_env(config: RunConfig) -> float:
-    """Steps per second of the vector environment alone, with random actions (valid ticks)."""
-    import numpy as np
-
-    from headrace.envs.slots import make_slots
-
-    slots = make_slots(config.env, config.imports)
-    random = np.random.default_rng(config.seed)
-    actions = random.integers(0, slots.spaces.action.n, (64, slots.num_slots))
-    slots.reset(range(slots.num_slots))
-    valid = np.ones(slots.num_slots, np.bool_)
-    steps, rounds, started = 0, 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < CALIBRATION_S:
-        _, _, terminated, truncated = slots.step(actions[rounds % 64])
-        steps += int(np.count_nonzero(valid))
-        valid = ~((terminated | truncated) & valid)
-        rounds += 1
-    slots.close()
-    return steps / elapsed
-
-
-def bare_learner(config: RunConfig) -> float:
-    """Steps per second of the trainer alone, on one batch of random unrolls that lies in memory."""
-    import numpy as np
-    import torch
-
-    from headrace import unroll
-    from headrace.agents import vtrace
-    from headrace.agents.batch import UnrollBatch
-    from headrace.envs.slots import make_slots
-    from headrace.models.build import build_network, state_spec
-    from headrace_learner.trainer import Trainer, choose_device
-
-    torch.set_num_threads(1)
-    spaces = make_slots(config.env.model_copy(update={"num_envs": 1}), config.imports).spaces
-    network = build_network(config.model, spaces)
-    schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
-    views = schema.views(schema.allocate(config.learner.batch_size))
-    random = np.random.default_rng(config.seed)
-    views[unroll.OBSERVATION][:] = random.standard_normal(views[unroll.OBSERVATION].shape)
-    views[unroll.ACTION][:] = random.integers(0, spaces.action.n, views[unroll.ACTION].shape)
-    views[unroll.VALID][:] = True
-    views[unroll.REWARD][:] = 1.0
-    views[f"{unroll.BEHAVIOUR}/log_prob"][:] = -np.log(spaces.action.n)
-    trainer = Trainer(network, config, choose_device(config.learner.device))
-    ticks = config.learner.batch_size * config.agent.unroll_length
-
-    def update() -> None:
-        trainer.update(UnrollBatch.from_views(views, trainer.device), ticks)
-
-    for _ in range(20):
-        update()
-    updates, started = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - started) < CALIBRATION_S:
-        update()
-        updates += 1
-    return updates * ticks / elapsed
 
 
 def _table(config: RunConfig, figures: dict[str, Any]) -> str:

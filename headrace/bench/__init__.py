@@ -1,0 +1,1 @@
+"""`headrace bench`: what the whole and its parts do, measured on the machine at hand."""

@@ -1,0 +1,74 @@
+"""Whole episodes, counted so that short ones are not favoured: what an evaluation is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.agents import vtrace
+from headrace.envs.slots import Slots
+from headrace.models.policy import Policy
+
+Choose = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.int64]]
+"""Zero-based actions [N] for logits [N, A]."""
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One that was played to its end."""
+
+    return_: float  # the sum of its raw rewards
+    length: int  # valid ticks
+
+
+def shares(episodes: int, slots: int) -> list[int]:
+    """How many episodes each slot contributes: as equal as can be, the first ones one more."""
+    return [episodes // slots + (slot < episodes % slots) for slot in range(slots)]
+
+
+def play(
+    slots: Slots,
+    policy: Policy,
+    seeds: Sequence[int],
+    episodes: int,
+    *,
+    choose: Choose = vtrace.greedy,
+    stopping: Callable[[], bool] = lambda: False,
+    stepped: Callable[[int], None] = lambda valid: None,
+) -> list[Episode] | None:
+    """Plays from a reset with `seeds`; returns the episodes, slot by slot. None if `stopping` said so meanwhile.
+
+    Each slot contributes its first episodes, a number that is fixed beforehand: the first `episodes` that end anywhere
+    would be the short ones. `stepped` is told the valid ticks of each step.
+    """
+    count, dtype = slots.num_slots, slots.spaces.observation.dtype
+    due = shares(episodes, count)
+    finished: list[list[Episode]] = [[] for _ in range(count)]
+    observation = slots.reset(seeds)  # [N, ...]
+    first, valid = np.ones(count, np.bool_), np.ones(count, np.bool_)
+    action, reward = np.zeros(count, np.int64), np.zeros(count, np.float32)
+    state = policy.initial_state(count)
+    return_, length = np.zeros(count, np.float64), np.zeros(count, np.int64)
+    while any(len(done) < wanted for done, wanted in zip(finished, due, strict=True)):
+        if stopping():
+            return None
+        seen = np.array(observation, dtype, order="C")  # a copy: the environment may reuse its array
+        logits, state = policy.step(seen, first, action, reward, state)
+        action = choose(logits)
+        observation, reward, terminated, truncated = slots.step(action)
+        # At an invalid tick the environment ignored the action and reset: nothing followed from it.
+        reward = np.where(valid, reward, np.float32(0))
+        ended = (terminated | truncated) & valid
+        return_ += reward
+        length += valid
+        stepped(int(np.count_nonzero(valid)))
+        for slot in np.flatnonzero(ended):
+            if len(finished[slot]) < due[slot]:
+                finished[slot].append(Episode(float(return_[slot]), int(length[slot])))
+        return_[ended] = 0.0
+        length[ended] = 0
+        first, valid = ~valid, ~ended
+    return [episode for done in finished for episode in done]

@@ -1,0 +1,124 @@
+"""`headrace eval`: episodes played by a trained policy in the run's own environment, and what they returned."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.agents import vtrace
+from headrace.config import RunConfig, load_config
+from headrace.envs.seeds import policy_generator, slot_seeds
+from headrace.envs.slots import make_slots
+from headrace.episodes import Episode, play
+from headrace.errors import ConfigError
+from headrace.models.policy import NumpyState, Policy
+from headrace.playing import LoadedPolicy, load_policy
+from headrace.service_args import EvalArgs
+
+_NO_ACTOR = 2**31  # in the place of a lease: seeds that nothing of a run has
+
+
+def evaluate_command(args: EvalArgs) -> int:
+    """Plays and prints; returns the exit code. Raises `ConfigError`."""
+    policy = load_policy(args.checkpoint)
+    config = overridden(policy.config, args.overrides, args.environ)
+    # What an environment's package prints is not to get into the JSON.
+    with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
+        played = evaluate(policy, args.episodes, config=config, greedy=args.greedy, seed=args.seed)
+    returns, lengths = [episode.return_ for episode in played], [episode.length for episode in played]
+    facts = {
+        "checkpoint": str(policy.checkpoint),
+        "updates": policy.updates,
+        "env": config.env.id,
+        "episodes": args.episodes,
+        "greedy": args.greedy,
+        "seed": args.seed,
+        **_statistics("return", returns),
+        **_statistics("length", lengths),
+        "returns": returns,
+        "lengths": lengths,
+    }
+    sys.stdout.write(json.dumps(facts, indent=1) + "\n" if args.json else _table(facts))
+    return 0
+
+
+def evaluate(
+    policy: LoadedPolicy, episodes: int, *, config: RunConfig | None = None, greedy: bool = True, seed: int = 0
+) -> list[Episode]:
+    """Plays whole episodes in `config.env` (without a config the run's own), `env.num_envs` side by side at most.
+
+    Every slot contributes as many as the others, or one more: see `headrace.episodes.play`. The same seed gives the
+    same episodes with the same number of slots, as far as the environment does; the run has trained on none of them.
+    Raises `ConfigError` if the environment cannot be made, or has other spaces than the policy.
+    """
+    config = config or policy.config
+    env = config.env.model_copy(update={"num_envs": min(config.env.num_envs, episodes)})
+    slots = make_slots(env, config.imports)
+    try:
+        if difference := policy.spaces.difference(slots.spaces):
+            raise ConfigError(f"the environment does not fit the policy: {difference}")
+        acting = policy.inference if greedy else _Sampling(policy.inference, policy_generator(seed, _NO_ACTOR, 0))
+        played = play(slots, acting, slot_seeds(seed, _NO_ACTOR, 0, slots.num_slots), episodes)
+    finally:
+        slots.close()
+    assert played is not None  # nobody stops it
+    return played
+
+
+class _Sampling:
+    """A policy whose likeliest action is the one that an actor would have drawn from another policy."""
+
+    def __init__(self, policy: Policy, random: np.random.Generator) -> None:
+        self._policy, self._random = policy, random
+        self.state_spec, self.decode, self.load = policy.state_spec, policy.decode, policy.load
+        self.initial_state = policy.initial_state
+
+    def step(
+        self,
+        observation: npt.NDArray[Any],
+        first: npt.NDArray[np.bool_],
+        previous_action: npt.NDArray[np.int64],
+        previous_reward: npt.NDArray[np.float32],
+        state: NumpyState,
+    ) -> tuple[npt.NDArray[np.float32], NumpyState]:
+        logits, after = self._policy.step(observation, first, previous_action, previous_reward, state)
+        return np.eye(logits.shape[1], dtype=np.float32)[vtrace.act(logits, self._random)[0]], after
+
+
+def overridden(config: RunConfig, flags: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> RunConfig:
+    """The configuration with some keys set otherwise, as `load_config` does it: it reads files."""
+    if not (flags or environ):
+        return config
+    with tempfile.TemporaryDirectory(prefix="headrace-") as folder:
+        file = Path(folder) / "config.yaml"
+        file.write_text(config.to_yaml())
+        return load_config(file, flags, environ)
+
+
+def _statistics(name: str, values: Sequence[float]) -> dict[str, float]:
+    return {
+        f"mean_{name}": float(np.mean(values)),
+        f"min_{name}": min(values),
+        f"max_{name}": max(values),
+        f"std_{name}": float(np.std(values)),
+    }
+
+
+def _table(facts: Mapping[str, Any]) -> str:
+    how = "greedy" if facts["greedy"] else "sampled"
+    columns = ("mean", "min", "max", "std")
+    lines = [
+        f"{facts['checkpoint']} ({facts['updates']:,} updates)",
+        f"{facts['env']}: {facts['episodes']} episodes, {how}, seed {facts['seed']}",
+        "          " + "".join(f"{column:>12}" for column in columns),
+        *(f"  {row:<8}" + "".join(f"{facts[f'{c}_{row}']:>12,.1f}" for c in columns) for row in ("return", "length")),
+    ]
+    return "\n".join(lines) + "\n"

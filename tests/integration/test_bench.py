@@ -1,0 +1,137 @@
+"""`headrace bench wire|replay|weights` as subprocesses: what they print, and that nothing is left of them.
+
+Of speed nothing is promised here: that a rate is there, and is one.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from command import Command, running
+from harness import START_S, until
+
+WIRE = ["bench", "wire", "--seconds", "0.5", "--shape", "8,8,2", "--length", "5", "--items-per-message", "3"]
+REPLAY = ["bench", "replay", "--seconds", "0.5", "--payload-bytes", "64,4096", "--items-per-message", "8",
+          "--batch-size", "12"]  # fmt: skip
+WEIGHTS = ["bench", "weights", "--seconds", "1", "--megabytes", "0.05", "--subscribers", "1,5"]
+ENDLESS_S = "600"
+
+
+def figures(folder: Path, arguments: list[str]) -> dict[str, Any]:
+    """Runs it with --json; what it printed."""
+    with running(folder, [*arguments, "--json"]) as command:
+        assert command.wait() == 0, command.process.text()
+        assert command.errors() == []
+        assert command.left() == []
+        return dict(json.loads("\n".join(command.output())))
+
+
+def assert_positive(figures: dict[str, Any], *keys: str) -> None:
+    assert figures.keys() >= set(keys)
+    assert all(figures[key] > 0 for key in keys), figures
+
+
+def test_wire_moves_intact_unrolls_both_ways(tmp_path: Path) -> None:
+    found = figures(tmp_path, WIRE)
+    assert found["intact"] is True
+    assert (found["shape"], found["dtype"], found["length"]) == ([8, 8, 2], "uint8", 5)
+    assert (found["items_per_message"], found["batch_size"]) == (3, 33)
+    for way in ("headrace", "msgpack_numpy"):
+        assert_positive(found[way], "frames_per_s", "mb_per_s")
+        assert found[way]["mb_per_s"] == pytest.approx(found[way]["frames_per_s"] / 5 * found["unroll_bytes"] / 1e6)
+    assert found["ratio"] == pytest.approx(found["headrace"]["frames_per_s"] / found["msgpack_numpy"]["frames_per_s"])
+    assert all(ratio > 0 for ratio in found["ratio_of_pairs"])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bool", "int64"])
+def test_wire_moves_any_dtype(tmp_path: Path, dtype: str) -> None:
+    small = ["bench", "wire", "--seconds", "0.1", "--shape", "3", "--length", "1", "--items-per-message", "40"]
+    found = figures(tmp_path, [*small, "--dtype", dtype])
+    assert (found["intact"], found["dtype"], found["batch_size"]) == (True, dtype, 40)
+
+
+def test_replay_draws_intact_items_of_each_size(tmp_path: Path) -> None:
+    found = figures(tmp_path, REPLAY)
+    assert found["intact"] is True
+    assert [size["payload_bytes"] for size in found["sizes"]] == [64, 4096]
+    for size in found["sizes"]:
+        assert_positive(size, "inserted_per_s", "drawn_per_s", "mb_per_s")
+        assert size["cpu_us_per_item"] >= 0
+        assert size["mb_per_s"] == pytest.approx(size["drawn_per_s"] * size["payload_bytes"] / 1e6)
+        in_between = 2 * 12 + 2 * 8  # table and window: what goes in and what comes out differ by no more
+        assert abs(size["inserted_per_s"] - size["drawn_per_s"]) * 0.5 <= in_between
+
+
+def test_weights_reach_every_subscriber(tmp_path: Path) -> None:
+    found = figures(tmp_path, WEIGHTS)
+    assert 0.9 * 0.05e6 < found["blob_bytes"] < 1.1 * 0.05e6
+    assert [row["subscribers"] for row in found["by_subscribers"]] == [1, 5]
+    for row in found["by_subscribers"]:
+        assert_positive(row, "published_per_s", "versions_per_s_per_subscriber", "mb_per_s", "latency_median_s",
+                        "latency_p95_s", "steps_per_s", "steps_per_s_without", "share_of_steps")  # fmt: skip
+        assert 0 <= row["versions_per_s_of_slowest"] <= row["versions_per_s_per_subscriber"]
+        assert row["latency_median_s"] <= row["latency_p95_s"]
+
+
+def test_a_table_names_what_its_columns_are(tmp_path: Path) -> None:
+    with running(tmp_path, WIRE) as command:
+        assert command.wait() == 0, command.process.text()
+        title, columns, *rows = command.output()
+        assert title == "unrolls of 5 ticks x 8x8x2 uint8, 3 per message, batches of 33"
+        assert columns.split() == ["frames/s", "MB/s", "CPU", "us/frame"]
+        assert [row.split()[0] for row in rows] == ["Headrace", "msgpack-numpy", "ratio"]
+
+
+# -- ends that were not planned ----------------------------------------------------------------------------------------
+
+
+def started(command: Command, processes: int) -> list[psutil.Process]:
+    """Its children, once there are so many."""
+
+    def there() -> list[psutil.Process] | None:
+        assert command.process.running, command.process.text()
+        children = psutil.Process(command.process.popen.pid).children()
+        return children if len(children) == processes else None
+
+    found: list[psutil.Process] = until(there, f"{processes} processes of the benchmark", START_S)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "processes"), [(WIRE, 1), (REPLAY, 3), (WEIGHTS, 2)], ids=["wire", "replay", "weights"]
+)
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, benchmark: list[str], processes: int) -> None:
+    with running(tmp_path, [*benchmark, "--seconds", ENDLESS_S]) as command:
+        started(command, processes)
+        command.process.popen.send_signal(signal.SIGINT)
+        assert command.wait() == 130
+        assert command.errors() == []
+        assert command.left() == []
+
+
+@pytest.mark.parametrize(("benchmark", "processes"), [(REPLAY, 3), (WEIGHTS, 2)], ids=["replay", "weights"])
+def test_its_processes_leave_when_it_is_killed(tmp_path: Path, benchmark: list[str], processes: int) -> None:
+    with running(tmp_path, [*benchmark, "--seconds", ENDLESS_S]) as command:
+        started(command, processes)
+        command.process.kill()
+        until(lambda: not command.processes.left(), "its processes to leave", START_S)
+
+
+@pytest.mark.parametrize(
+    ("benchmark", "processes", "lost"),
+    [(WIRE, 1, 0), (REPLAY, 3, 0), (REPLAY, 3, 2), (WEIGHTS, 2, 0), (WEIGHTS, 2, 1)],
+    ids=["sender", "replay", "drawer", "learner", "subscribers"],
+)
+def test_a_lost_process_ends_it_with_one_line(tmp_path: Path, benchmark: list[str], processes: int, lost: int) -> None:
+    with running(tmp_path, [*benchmark, "--seconds", ENDLESS_S]) as command:
+        started(command, processes)[lost].kill()
+        assert command.wait() == 3
+        [line] = command.errors()
+        assert line.startswith("headrace: error: the benchmark's ")
+        assert "ended with code -9" in line
+        assert command.left() == []
