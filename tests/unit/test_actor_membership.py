@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 from headrace.config import RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.errors import ComponentLost
+from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import ActorMetrics
 from headrace.wire.payload import ArraySpec
@@ -91,3 +92,21 @@ def test_an_actor_of_a_run_that_the_learner_no_longer_serves_ends_and_says_so() 
     membership = joined(Learner("run", "another"))
     with pytest.raises(ComponentLost, match="now serves run another; this actor belongs to run"):
         membership.report_forever(lambda: NOTHING)
+
+
+def test_an_actor_that_waits_for_the_learner_counts_as_alive() -> None:
+    stopping = threading.Event()
+    beats: list[int] = []
+
+    def beat() -> None:
+        beats.append(1)
+        if len(beats) == 3:
+            stopping.set()
+
+    learner = LearnerClient("127.0.0.1:1")  # nobody listens there
+    try:
+        membership = Membership(learner, stopping, ActorMetrics(CollectorRegistry()), beat)
+        assert membership.join() is None
+    finally:
+        learner.close()
+    assert len(beats) == 3

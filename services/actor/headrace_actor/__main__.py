@@ -50,7 +50,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
 
     learner = LearnerClient(str(args.learner))
-    membership = Membership(learner, lifetime.stopping, metrics)
+    membership = Membership(learner, lifetime.stopping, metrics, health.beat)
     assignment = membership.join()
     if assignment is None:
         return

@@ -84,14 +84,24 @@ class Episodes:
 
 
 class Membership:
-    """Speaks with the learner for one actor process, whose id is new at each start."""
+    """Speaks with the learner for one actor process, whose id is new at each start.
 
-    def __init__(self, learner: LearnerClient, stopping: threading.Event, metrics: ActorMetrics) -> None:
+    beat: called while `join` and `describe` wait, which is being alive.
+    """
+
+    def __init__(
+        self,
+        learner: LearnerClient,
+        stopping: threading.Event,
+        metrics: ActorMetrics,
+        beat: Callable[[], None] = lambda: None,
+    ) -> None:
         self.id = uuid.uuid4().bytes
         self.episodes = Episodes()
         self._learner = learner
         self._stopping = stopping
         self._metrics = metrics
+        self._beat = beat
         self._assignment: Assignment
         self._spaces: Spaces
         self._sequence = 0
@@ -101,7 +111,7 @@ class Membership:
     def join(self) -> Assignment | None:
         """Joins the run; None if the process is to stop first. Raises ComponentLost, or ConfigError if refused."""
         request = learner_pb2.JoinRequest(protocol=PROTOCOL, actor=self.id)
-        reply = retrying(self._learner.join, request, limit_s=PATIENCE_S, stop=self._stopping)
+        reply = retrying(self._learner.join, request, limit_s=PATIENCE_S, stop=self._stopping, beat=self._beat)
         if reply is None:
             return None
         self._assignment = Assignment.from_reply(reply)
@@ -112,7 +122,7 @@ class Membership:
         """Tells what the environment is like; returns what follows from it, None if the process is to stop first."""
         self._spaces = spaces
         request = learner_pb2.DescribeRequest(actor=self.id, run=self._assignment.run, spaces_json=spaces.to_json())
-        return retrying(self._learner.describe, request, limit_s=PATIENCE_S, stop=self._stopping)
+        return retrying(self._learner.describe, request, limit_s=PATIENCE_S, stop=self._stopping, beat=self._beat)
 
     def report_forever(self, ledger: Callable[[], ItemLedger]) -> None:
         """Reports every report_s until `leave`; joins again when the learner no longer knows this actor."""

@@ -104,7 +104,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         elif args.init_from is not None:
             init_from(args.init_from, network)
         publisher.publish(network, trainer.updates)
-        if not link.open(open_request(folder.run, folder.epoch, config, schema)):
+        if not link.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return
         definition.opened.set_result(Opened(schema.hash, link.items_address))
         source = Source(

@@ -66,10 +66,13 @@ class ReplayLink:
         self._now = ReplayLedger()
         self._fill: float | None = None
 
-    def open(self, request: replay_pb2.OpenRunRequest) -> bool:
-        """Opens the run on the shard; False if the process is to stop first. Raises if the shard refuses."""
+    def open(self, request: replay_pb2.OpenRunRequest, beat: Callable[[], None] = lambda: None) -> bool:
+        """Opens the run on the shard; False if the process is to stop first. Raises if the shard refuses.
+
+        beat: called while it waits for the shard.
+        """
         self._request = request
-        return self._open()
+        return self._open(beat)
 
     def run(self, drawn_from: Callable[[int], int]) -> None:
         """Polls the statistics, and opens the run again when the shard came back as another boot.
@@ -116,8 +119,8 @@ class ReplayLink:
     def close(self) -> None:
         self._client.close()
 
-    def _open(self) -> bool:
-        reply = retrying(self._client.open_run, self._request, limit_s=PATIENCE_S, stop=self._stopping)
+    def _open(self, beat: Callable[[], None] = lambda: None) -> bool:
+        reply = retrying(self._client.open_run, self._request, limit_s=PATIENCE_S, stop=self._stopping, beat=beat)
         if reply is None:
             return False
         with self._lock:
