@@ -38,18 +38,17 @@ def one_thread_environment() -> dict[str, str]:
 class Child:
     """One process, as the benchmark sees it. `talks`: whether its stdout is for the benchmark; else it is a log."""
 
-    def __init__(self, name: str, arguments: Sequence[str], log: Path, *, talks: bool) -> None:
+    def __init__(self, name: str, arguments: Sequence[str], *, talks: bool) -> None:
         self.name = name
-        self._log = log
-        with log.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, *arguments],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE if talks else errors,
-                stderr=errors,
-                env=one_thread_environment(),
-                start_new_session=True,  # Ctrl-C is for the benchmark, which ends its children
-            )
+        self._log = tempfile.TemporaryFile()  # without a name: it goes with the last who has it open
+        self._process = subprocess.Popen(
+            [sys.executable, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE if talks else self._log,
+            stderr=self._log,
+            env=one_thread_environment(),
+            start_new_session=True,  # Ctrl-C is for the benchmark, which ends its children
+        )
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         if self._process.stdout is not None:
             hearing = threading.Thread(
@@ -91,7 +90,8 @@ class Child:
         """ComponentLost if it has ended."""
         code = self._process.poll()
         if code is not None:
-            why = self._log.read_text(errors="replace").strip()[-400:]
+            self._log.seek(0)
+            why = self._log.read().decode(errors="replace").strip()[-400:]
             raise ComponentLost(f"the benchmark's {self.name} ended with code {code}: {why}")
 
     def kill(self) -> None:
@@ -101,6 +101,7 @@ class Child:
         if self._process.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._process.stdin.close()
+        self._log.close()
 
     def _hear(self, stdout: IO[bytes]) -> None:
         with stdout:
@@ -113,7 +114,6 @@ class Children:
 
     def __init__(self) -> None:
         self._children: list[Child] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="headrace-bench-")
 
     def __enter__(self) -> Children:
         return self
@@ -123,7 +123,6 @@ class Children:
     ) -> None:
         for child in self._children:
             child.kill()
-        self._folder.cleanup()
 
     def start(self, module: str, parameters: Mapping[str, Any]) -> Child:
         """A process that runs the `main` of a module of this package (see `run_child`)."""
@@ -142,8 +141,7 @@ class Children:
             child.check()
 
     def _start(self, name: str, arguments: Sequence[str], *, talks: bool) -> Child:
-        log = Path(self._folder.name) / f"{len(self._children)}-{name}.log"
-        child = Child(name, arguments, log, talks=talks)
+        child = Child(name, arguments, talks=talks)
         self._children.append(child)
         return child
 

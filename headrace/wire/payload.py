@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,6 +74,17 @@ class PayloadSchema:
         rows = [[name, spec.dtype, list(spec.shape)] for name, spec in self.fields.items()]
         return json.dumps({"alignment": ALIGNMENT, "fields": rows}, separators=(",", ":"))
 
+    def difference(self, text: str) -> str | None:
+        """The first field in which the schema of canonical text `text` differs, and how; None if it is the same."""
+        theirs = dict(_rows(text))
+        for name, spec in self.fields.items():
+            mine = [spec.dtype, list(spec.shape)]
+            if theirs.get(name) != mine:
+                return f"{name}: {theirs.get(name, 'missing')} instead of {mine}"
+        if text != self.to_json():
+            return f"other fields, or another order: {', '.join(theirs):.200}"
+        return None
+
     @cached_property
     def hash(self) -> bytes:
         """16 bytes: the start of the SHA-256 of `to_json()`."""
@@ -101,6 +112,14 @@ class PayloadSchema:
             if len(payload) != self.payload_bytes:  # numpy would spread a single byte over the row
                 raise ValueError(f"a payload of {len(payload)} bytes; expected {self.payload_bytes}")
             row[:] = np.frombuffer(payload, np.uint8)
+
+
+def _rows(text: str) -> Iterator[tuple[str, list[Any]]]:
+    """(name, [dtype, shape]) of each field in a schema's text; nothing if it is none."""
+    try:
+        yield from ((name, [dtype, shape]) for name, dtype, shape in json.loads(text)["fields"])
+    except (ValueError, KeyError, TypeError):
+        return
 
 
 def _aligned(offset: int) -> int:

@@ -308,7 +308,7 @@ class LearnerParts:
         self.schema = vtrace.payload_schema(self.config.agent, spaces, state_spec(self.network))
         assert self.publisher.publish(self.network, 0)
         assert self.link.open(open_request(RUN, EPOCH, self.config, self.schema))
-        self.definition.opened.set_result(Opened(self.schema.hash, self.link.items_address))
+        self.definition.opened.set_result(Opened(self.schema, self.link.items_address))
         learner = self.config.learner
         source = Source(self.link.samples_address, RUN, EPOCH, UNROLLS, learner.batch_size, learner.prefetch)
         self.loader = Loader(source, self.schema, self.metrics)

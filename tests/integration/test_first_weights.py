@@ -117,7 +117,7 @@ def test_an_actor_makes_nothing_and_is_not_ready_before_its_first_weights(proces
         assert spaces is not None
         schema = vtrace.payload_schema(CONFIG.agent, spaces, {})
         replay.open(open_request(RUN, EPOCH, CONFIG, schema))
-        learner.definition.opened.set_result(Opened(schema.hash, replay.items))
+        learner.definition.opened.set_result(Opened(schema, replay.items))
         # From here on it may deliver, and the learner has published nothing.
         until(lambda: replay.statistics(RUN).peers == 1, "the actor at replay")
         until(lambda: subscribers(learner) == 1, "the actor to subscribe")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 
 import numpy as np
 import pytest
@@ -144,3 +145,20 @@ def test_impossible_schemas_are_refused() -> None:
         PayloadSchema({str(index): ArraySpec("|u1", ()) for index in range(4097)})
     with pytest.raises(ValueError, match="shorter unrolls"):
         PayloadSchema({"huge": ArraySpec("<f8", (1 << 28,))})
+
+
+def test_the_first_field_in_which_two_schemas_differ_is_named() -> None:
+    fields = {"a": ArraySpec("<f4", (2,)), "b": ArraySpec("<i8", ())}
+    schema = PayloadSchema(fields)
+    assert schema.difference(schema.to_json()) is None
+    for other, named in (
+        (fields | {"b": ArraySpec("<i8", (1,))}, r"b: \['<i8', \[1\]\] instead of \['<i8', \[\]\]"),
+        ({"a": fields["a"]}, "b: missing"),
+        (fields | {"state/h": ArraySpec("<f4", (9,))}, "other fields, or another order: a, b, state/h"),
+        ({"b": fields["b"], "a": fields["a"]}, "another order: b, a"),
+    ):
+        found = schema.difference(PayloadSchema(other).to_json())
+        assert found is not None
+        assert re.search(named, found), found
+    for text in ("", "[]", '{"fields": 1}', '{"fields": [[1]]}'):
+        assert schema.difference(text) is not None

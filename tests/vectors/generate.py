@@ -224,7 +224,9 @@ RPC: tuple[Any, ...] = (
         protocol=PROTOCOL, run=RUN, epoch=EPOCH, lease=0, incarnation=65537, seed=7, config_json='{"report_s": 0.5}'
     ),
     learner_pb2.DescribeRequest(actor=ACTOR, run=RUN, spaces_json=SPACES.to_json()),
-    learner_pb2.DescribeReply(spaces_json=SPACES.to_json(), schema=SMALL.hash, replay_items=["127.0.0.1:6201"]),
+    learner_pb2.DescribeReply(
+        spaces_json=SPACES.to_json(), schema=SMALL.hash, replay_items=["127.0.0.1:6201"], schema_json=SMALL.to_json()
+    ),
     learner_pb2.WeightsRequest(actor=ACTOR, run=RUN, epoch=EPOCH, version=7),
     learner_pb2.WeightsChunk(
         epoch=EPOCH, version=8, total_bytes=6, crc32=0xD13DE40C, offset=4, data=b"ts", published_at=PUBLISHED_AT

@@ -47,14 +47,16 @@ class DescribeRequest(_message.Message):
     def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., spaces_json: _Optional[str] = ...) -> None: ...
 
 class DescribeReply(_message.Message):
-    __slots__ = ("spaces_json", "schema", "replay_items")
+    __slots__ = ("spaces_json", "schema", "replay_items", "schema_json")
     SPACES_JSON_FIELD_NUMBER: _ClassVar[int]
     SCHEMA_FIELD_NUMBER: _ClassVar[int]
     REPLAY_ITEMS_FIELD_NUMBER: _ClassVar[int]
+    SCHEMA_JSON_FIELD_NUMBER: _ClassVar[int]
     spaces_json: str
     schema: bytes
     replay_items: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, spaces_json: _Optional[str] = ..., schema: _Optional[bytes] = ..., replay_items: _Optional[_Iterable[str]] = ...) -> None: ...
+    schema_json: str
+    def __init__(self, spaces_json: _Optional[str] = ..., schema: _Optional[bytes] = ..., replay_items: _Optional[_Iterable[str]] = ..., schema_json: _Optional[str] = ...) -> None: ...
 
 class WeightsRequest(_message.Message):
     __slots__ = ("actor", "run", "epoch", "version", "pin")

@@ -61,7 +61,10 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     policy = make_policy(assignment.model, slots.spaces)
     schema = vtrace.payload_schema(assignment.agent, slots.spaces, policy.state_spec())
     if schema.hash != described.schema:
-        raise HeadraceError("this actor computes another payload schema than the learner; run the same version of both")
+        difference = schema.difference(described.schema_json)
+        raise HeadraceError(
+            f"this actor makes other payloads than the learner expects, {difference}; run the same version"
+        )
 
     stream = ItemStream(
         Introduction(

@@ -106,7 +106,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         publisher.publish(network, trainer.updates)
         if not link.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return
-        definition.opened.set_result(Opened(schema.hash, link.items_address))
+        definition.opened.set_result(Opened(schema, link.items_address))
         source = Source(
             address=link.samples_address,
             run=folder.run,

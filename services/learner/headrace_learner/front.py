@@ -22,6 +22,7 @@ from headrace.rpc.v1 import learner_pb2, learner_pb2_grpc
 from headrace.telemetry.logs import warn_every
 from headrace.unroll import pack_version
 from headrace.wire.messages import PROTOCOL
+from headrace.wire.payload import PayloadSchema
 from headrace_learner.evaluations import Evaluation, Evaluations
 from headrace_learner.ledgers import ActorLedger
 from headrace_learner.publisher import WeightPublisher
@@ -37,7 +38,7 @@ _REFUSED = grpc.StatusCode.FAILED_PRECONDITION
 class Opened:
     """What an actor needs to deliver, once the run is open at replay."""
 
-    schema: bytes  # hash of the payload schema
+    schema: PayloadSchema
     replay_items: str  # host:port
 
 
@@ -125,7 +126,10 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
             await context.abort(_REFUSED, f"the environment does not fit the run: {difference}")
         opened = await asyncio.shield(asyncio.wrap_future(self._definition.opened))
         return learner_pb2.DescribeReply(
-            spaces_json=fixed.result().to_json(), schema=opened.schema, replay_items=[opened.replay_items]
+            spaces_json=fixed.result().to_json(),
+            schema=opened.schema.hash,
+            replay_items=[opened.replay_items],
+            schema_json=opened.schema.to_json(),
         )
 
     async def Weights(
