@@ -40,7 +40,7 @@ class Child:
 
     def __init__(self, name: str, arguments: Sequence[str], *, talks: bool) -> None:
         self.name = name
-        self._log = tempfile.TemporaryFile()  # without a name: it goes with the last who has it open
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name, and goes with the last who has it open
         self._process = subprocess.Popen(
             [sys.executable, *arguments],
             stdin=subprocess.PIPE,
@@ -58,7 +58,11 @@ class Child:
 
     def cpu_s(self) -> float:
         """Processor time of all its threads so far, to 10 ms (Linux)."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        try:
+            fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        except FileNotFoundError:
+            self.check()
+            raise
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")  # utime and stime, see proc(5)
 
     def order(self, **facts: Any) -> None:
@@ -69,7 +73,7 @@ class Child:
             self._process.stdin.flush()
         except BrokenPipeError:
             self.check()
-            raise
+            raise ComponentLost(f"the benchmark's {self.name} does not listen any more") from None
 
     def answer(self, within_s: float = START_S, meanwhile: Callable[[], None] = lambda: None) -> Facts:
         """The next thing that it says. Calls `meanwhile` while it waits. ComponentLost if it ends, or takes longer."""

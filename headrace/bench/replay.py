@@ -115,14 +115,9 @@ def _rates(
     client: ReplayClient, shard: Child, seconds: float, payload_bytes: int, children: Children
 ) -> dict[str, Any]:
     """What the shard itself has counted meanwhile, and its processor time."""
-    request = replay_pb2.StatisticsRequest(run=RUN)
-    before, cpu_s, started = client.statistics(request).tables[0], shard.cpu_s(), time.perf_counter()
+    before, cpu_s, started = _counted(client, children), shard.cpu_s(), time.perf_counter()
     _pass(seconds, children)
-    after, cpu_s, elapsed = (
-        client.statistics(request).tables[0],
-        shard.cpu_s() - cpu_s,
-        time.perf_counter() - started,
-    )
+    after, cpu_s, elapsed = _counted(client, children), shard.cpu_s() - cpu_s, time.perf_counter() - started
     inserted, drawn = after.inserted - before.inserted, after.sampled - before.sampled
     if not drawn:
         raise ComponentLost("no batch was drawn while it was measured; give it more --seconds")
@@ -134,6 +129,14 @@ def _rates(
         "cpu_us_per_item": 1e6 * cpu_s / drawn,
         "cpu_share": cpu_s / elapsed,
     }
+
+
+def _counted(client: ReplayClient, children: Children) -> replay_pb2.TableStatistics:
+    try:
+        return client.statistics(replay_pb2.StatisticsRequest(run=RUN)).tables[0]
+    except grpc.RpcError as error:
+        children.check()
+        raise ComponentLost(f"replay did not tell its statistics: {details(error)}") from error
 
 
 def _pass(seconds: float, children: Children) -> None:
