@@ -79,6 +79,20 @@ class Given:
             raise self.refuse(f"one of {', '.join(options)}{hint}")
         return self.text
 
+    def whole(self, lowest: int, highest: int) -> int:
+        return self._whole(self.text, lowest, highest, "a whole number")
+
+    def wholes(self, lowest: int, highest: int) -> tuple[int, ...]:
+        """Numbers with commas between them."""
+        parts = self.text.split(",")
+        return tuple(self._whole(part, lowest, highest, "whole numbers with commas between them,") for part in parts)
+
+    def _whole(self, digits: str, lowest: int, highest: int, what: str) -> int:
+        number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else -1
+        if not lowest <= number <= highest:
+            raise self.refuse(f"{what} from {lowest} to {highest}")
+        return number
+
     def positive(self) -> float:
         try:
             number = float(self.text)

@@ -11,15 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from headrace.agents import vtrace
 from headrace.config import RunConfig, load_config
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import make_slots
-from headrace.episodes import Episode, play
+from headrace.episodes import Choose, Episode, play
 from headrace.errors import ConfigError
-from headrace.models.policy import NumpyState, Policy
 from headrace.playing import LoadedPolicy, load_policy
 from headrace.service_args import EvalArgs
 
@@ -65,32 +63,18 @@ def evaluate(
     try:
         if difference := policy.spaces.difference(slots.spaces):
             raise ConfigError(f"the environment does not fit the policy: {difference}")
-        acting = policy.inference if greedy else _Sampling(policy.inference, policy_generator(seed, _NO_ACTOR, 0))
-        played = play(slots, acting, slot_seeds(seed, _NO_ACTOR, 0, slots.num_slots), episodes)
+        choose = vtrace.greedy if greedy else _drawn(policy_generator(seed, _NO_ACTOR, 0))
+        seeds = slot_seeds(seed, _NO_ACTOR, 0, slots.num_slots)
+        played = play(slots, policy.inference, seeds, episodes, choose=choose)
     finally:
         slots.close()
     assert played is not None  # nobody stops it
     return played
 
 
-class _Sampling:
-    """A policy whose likeliest action is the one that an actor would have drawn from another policy."""
-
-    def __init__(self, policy: Policy, random: np.random.Generator) -> None:
-        self._policy, self._random = policy, random
-        self.state_spec, self.decode, self.load = policy.state_spec, policy.decode, policy.load
-        self.initial_state = policy.initial_state
-
-    def step(
-        self,
-        observation: npt.NDArray[Any],
-        first: npt.NDArray[np.bool_],
-        previous_action: npt.NDArray[np.int64],
-        previous_reward: npt.NDArray[np.float32],
-        state: NumpyState,
-    ) -> tuple[npt.NDArray[np.float32], NumpyState]:
-        logits, after = self._policy.step(observation, first, previous_action, previous_reward, state)
-        return np.eye(logits.shape[1], dtype=np.float32)[vtrace.act(logits, self._random)[0]], after
+def _drawn(random: np.random.Generator) -> Choose:
+    """The choice that an actor makes in training."""
+    return lambda logits: vtrace.act(logits, random)[0]
 
 
 def overridden(config: RunConfig, flags: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> RunConfig:

@@ -36,7 +36,7 @@ def train(config: RunConfig, options: TrainOptions) -> int:
     run_dir = options.run_dir or new_run_dir(config.name)
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     launcher = Launcher(config, options, run_dir)
-    with _signals_noted() as signals:
+    with signals_noted() as signals:
         try:
             return launcher.run(signals)
         except HeadraceError as error:
@@ -291,7 +291,7 @@ class RecordTail:
 
 
 @contextlib.contextmanager
-def _signals_noted() -> Iterator[list[int]]:
+def signals_noted() -> Iterator[list[int]]:
     """SIGINT and SIGTERM are noted instead of raised; a second one kills this process, and so its children."""
     noted: list[int] = []
 

@@ -121,12 +121,12 @@ def _options(
 
 def _launch(config: RunConfig, options: TrainOptions, run_dir: Path) -> int:
     """As `headrace.launch.train`, but what goes wrong is raised."""
-    from headrace.launch import Launcher, _signals_noted
+    from headrace.launch import Launcher, signals_noted
 
     (run_dir / "logs").mkdir(parents=True, exist_ok=True)
     launcher = Launcher(config, options, run_dir)
     noted: contextlib.AbstractContextManager[list[int]]
-    noted = _signals_noted() if _in_main_thread() else contextlib.nullcontext([])
+    noted = signals_noted() if _in_main_thread() else contextlib.nullcontext([])
     try:
         with noted as signals:
             return launcher.run(signals)
@@ -138,7 +138,7 @@ def _serial(config: RunConfig, options: TrainOptions) -> int:
     """As `headrace.serial.train`, but what goes wrong is raised, and the process is left as it was."""
     import torch
 
-    from headrace.serial import _train
+    from headrace.serial import train_under
     from headrace.service import Lifetime
 
     lifetime = Lifetime()
@@ -147,7 +147,7 @@ def _serial(config: RunConfig, options: TrainOptions) -> int:
         with torch.random.fork_rng(devices=[]), _handlers_kept():
             if _in_main_thread():
                 lifetime.watch_signals()
-            return _train(config, options, lifetime)
+            return train_under(lifetime, config, options)
     finally:
         torch.set_num_threads(threads)
 

@@ -57,13 +57,14 @@ def train(config: RunConfig, options: TrainOptions) -> int:
     lifetime.watch_signals()
     logs.configure("serial", "auto", "warning")
     try:
-        return _train(config, options, lifetime)
+        return train_under(lifetime, config, options)
     except HeadraceError as error:
         sys.stderr.write(f"headrace: error: {error}\n")
         return int(error.exit_code)
 
 
-def _train(config: RunConfig, options: TrainOptions, lifetime: Lifetime) -> int:
+def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) -> int:
+    """The run itself, until its end or the lifetime's; raises HeadraceError."""
     if config.evaluation.every_s is not None:
         raise ConfigError(
             f"evaluation.every_s: {config.evaluation.every_s:g}, but --serial has no process for it and goes by no "

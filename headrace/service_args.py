@@ -25,6 +25,7 @@ REPLAY_BIND, REPLAY_ITEMS_PORT, REPLAY_SAMPLES_PORT = "127.0.0.1:6200", "6201", 
 REPLAY_METRICS = "127.0.0.1:6203"
 LEARNER_BIND, LEARNER_METRICS = "127.0.0.1:6100", "127.0.0.1:6101"
 ACTOR_METRICS = "127.0.0.1:6301"
+_MAX_WHOLE = 2**32 - 1  # of counts and seeds on the command line
 
 CONFIG_EPILOG = """\
 every setting of the run is a flag and a variable:
@@ -224,9 +225,9 @@ def parse_eval(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
         raise ConfigError("--greedy and --sampled contradict each other; give one of them")
     return EvalArgs(
         checkpoint=Path(args.need("checkpoint").text),
-        episodes=_whole(args.need("episodes"), 1),
+        episodes=args.need("episodes").whole(1, _MAX_WHOLE),
         greedy=not args.on("sampled"),
-        seed=_whole(args.need("seed"), 0),
+        seed=args.need("seed").whole(0, _MAX_WHOLE),
         json=args.on("json"),
         overrides=overrides,
         environ={
@@ -325,14 +326,6 @@ def _distinct(ports: Mapping[str, int]) -> None:
         if port and port in seen:
             raise ConfigError(f"{seen[port]} and {flag} both name port {port}; give each its own")
         seen[port] = flag
-
-
-def _whole(given: Given, lowest: int) -> int:
-    text = given.text
-    number = int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
-    if not lowest <= number < 2**32:
-        raise given.refuse(f"a whole number from {lowest} to {2**32 - 1}")
-    return number
 
 
 def _of_environment(key: str) -> bool:

@@ -121,7 +121,7 @@ def train(items: Path, run_dir: Path, updates: int) -> None:
         config=settings,
         trainer=trainer,
         source=source,
-        publisher=cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: None})()),
+        publisher=cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: 0.0})()),
         roster=roster,
         account=Account(settings, trainer, roster, NoReplay(), source.ledger),
         recorder=Recorder(run_dir, tensorboard=False),

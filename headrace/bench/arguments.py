@@ -74,13 +74,13 @@ def parse_wire(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     _declare(args, "length of the measurement, both ways together", "10")
     args.parse(argv)
     shape, length, items = args.need("shape"), args.need("length"), args.need("items-per-message")
-    sizes = _whole_numbers(shape, 1, MAX_PAYLOAD_BYTES)
+    sizes = shape.wholes(1, MAX_PAYLOAD_BYTES)
     if len(sizes) > MAX_DIMENSIONS:
         raise shape.refuse(f"at most {MAX_DIMENSIONS} dimensions")
     parsed = WireArgs(
         observation=ArraySpec(_dtype(args.need("dtype")), sizes),
-        length=_whole(length, 1, 1 << 20),
-        items_per_message=_whole(items, 1, MAX_ITEMS),
+        length=length.whole(1, 1 << 20),
+        items_per_message=items.whole(1, MAX_ITEMS),
         seconds=args.need("seconds").positive(),
         json=args.on("json"),
     )
@@ -106,9 +106,9 @@ def parse_replay(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     args.parse(argv)
     sizes, batch = args.need("payload-bytes"), args.need("batch-size")
     parsed = ReplayArgs(
-        payload_bytes=_whole_numbers(sizes, ALIGNMENT, MAX_PAYLOAD_BYTES),
-        items_per_message=_whole(args.need("items-per-message"), 1, MAX_ITEMS),
-        batch_size=_whole(batch, 1, MAX_ITEMS),
+        payload_bytes=sizes.wholes(ALIGNMENT, MAX_PAYLOAD_BYTES),
+        items_per_message=args.need("items-per-message").whole(1, MAX_ITEMS),
+        batch_size=batch.whole(1, MAX_ITEMS),
         seconds=args.need("seconds").positive(),
         json=args.on("json"),
     )
@@ -133,7 +133,7 @@ def parse_weights(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     args.parse(argv)
     return WeightsArgs(
         megabytes=_megabytes(args.need("megabytes")),
-        subscribers=_whole_numbers(args.need("subscribers"), 1, MAX_SUBSCRIBERS),
+        subscribers=args.need("subscribers").wholes(1, MAX_SUBSCRIBERS),
         seconds=args.need("seconds").positive(),
         json=args.on("json"),
     )
@@ -142,24 +142,6 @@ def parse_weights(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
 def _declare(args: Arguments, seconds_help: str, default_s: str) -> None:
     args.option("seconds", seconds_help, metavar="S", default=default_s)
     args.switch("json", "print the figures as one JSON object")
-
-
-def _whole(given: Given, lowest: int, highest: int) -> int:
-    number = _number(given.text)
-    if not lowest <= number <= highest:
-        raise given.refuse(f"a whole number from {lowest} to {highest}")
-    return number
-
-
-def _whole_numbers(given: Given, lowest: int, highest: int) -> tuple[int, ...]:
-    numbers = tuple(map(_number, given.text.split(",")))
-    if not all(lowest <= number <= highest for number in numbers):
-        raise given.refuse(f"whole numbers from {lowest} to {highest} with commas between them")
-    return numbers
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 10 else -1
 
 
 def _dtype(given: Given) -> str:

@@ -11,7 +11,7 @@ import psutil
 import pytest
 import torch
 from command import Command, Gate, Record, assert_identities_hold, assert_nothing_was_lost, running
-from harness import START_S, Processes, learner_parts, metric, replay_shard, until
+from harness import START_S, Deadline, Processes, learner_parts, metric, replay_shard, until
 
 from headrace.checkpoints import find_checkpoint, read_checkpoint
 from headrace.config import RunConfig
@@ -65,7 +65,8 @@ def test_the_newest_evaluation_is_told_while_training_goes_on_and_at_the_end(
     assert versions == sorted(versions)
     assert len(set(versions)) > 1
     told = command.summary()["evaluation"]
-    assert (told["version"], told["episodes"]) == (versions[-1], 5)
+    assert told["version"] >= versions[-1]  # another one may have ended after the last record
+    assert told["episodes"] == 5
     assert told["return"] in (0.0, EPISODE_STEPS)  # whether the gate had been opened already
     progress = [line for line in command.output() if line.startswith("steps ")]
     assert all(
@@ -82,7 +83,9 @@ def test_a_killed_evaluator_is_started_again_and_training_does_not_notice(
     assert len(re.findall(r" ended with ", said)) == 1
     during = [record for record in command.records() if killed["time"] <= record["time"] <= again["time"]]
     assert len(during) > 3
-    assert all(later["updates"] > before["updates"] for before, later in itertools.pairwise(during))
+    assert during[-1]["updates"] > during[0]["updates"]
+    pairs = itertools.combinations(during, 2)
+    assert all(later["updates"] > before["updates"] for before, later in pairs if later["time"] > before["time"] + 1)
     assert not [record for record in during if record["waiting_for"]]
 
 
@@ -143,10 +146,9 @@ def test_what_an_evaluator_plays_with_is_kept_while_newer_weights_are_published(
         taken = []
         evaluations = parts.evaluations
         assert evaluations is not None
-        deadline = time.monotonic() + START_S
-        version = 0
-        while len(taken) < 3 and time.monotonic() < deadline:
-            version += 1
+        deadline = Deadline(START_S, "three evaluations")
+        for version in itertools.count(1):
+            deadline.check()
             with torch.no_grad():
                 for parameter in parts.network.parameters():
                     parameter.normal_()
@@ -155,9 +157,9 @@ def test_what_an_evaluator_plays_with_is_kept_while_newer_weights_are_published(
             time.sleep(0.01)
             if (found := evaluations.take_best()) is not None and found.version > 0:
                 taken.append(found)
-        assert len(taken) == 3
+            if len(taken) == 3 and version > taken[-1].version:
+                break
         for found in taken:
-            assert found.version < version
             assert len(found.returns) == len(found.lengths) == 4
             assert list(found.returns) == list(found.lengths)  # a reward of 1 each step
             kept = decode_parameters(found.publication.blob)
@@ -165,6 +167,6 @@ def test_what_an_evaluator_plays_with_is_kept_while_newer_weights_are_published(
             assert all(torch.equal(kept[name], tensor) for name, tensor in published[found.version].items())
         assert (parts.roster.actors, parts.roster.env_steps) == (0, 0)
         assert metric(port, "headrace_evaluator_ready") == 1
-        assert metric(port, "headrace_evaluator_evaluations_total") >= 3
+        until(lambda: metric(port, "headrace_evaluator_evaluations_total") >= 3, "three evaluations to be counted")
         process.terminate()
         assert process.wait(10) == 0

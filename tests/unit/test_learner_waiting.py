@@ -87,7 +87,7 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
             45: lambda: (ages.append(health.age_s), lifetime.stop()),
         },
     )
-    publisher = cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda self, version: False})())
+    publisher = cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: 0.0})())
     account = Account(CONFIG, trainer, roster, NoReplay(), dry.ledger)
     training = Training(
         config=CONFIG,

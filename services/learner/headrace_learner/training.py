@@ -113,6 +113,8 @@ class Training:
             outcome = self._outcome()
         self.lifetime.check()
         outcome = outcome or "stopped"
+        if self.publisher.age_s(self.trainer.updates) is None:  # what is served from now on is the last version
+            self.publish()
         self.keep_best()
         self.checkpoint()
         self.record(outcome)
