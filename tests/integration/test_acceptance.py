@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +30,32 @@ def test_cartpole_is_solved_by_the_serial_run_too(tmp_path: Path) -> None:
     with running(tmp_path, ["train", "cartpole", "--serial"]) as command:
         assert command.wait() == 0
         assert command.summary()["solved"]
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_cartpole_without_velocities_is_solved_with_a_memory(tmp_path: Path, seed: int) -> None:
+    with running(tmp_path, ["train", "cartpole-memory", "--seed", str(seed)]) as command:
+        assert command.wait(600.0) == 0
+        summary = command.summary()
+    assert summary["solved"]
+    assert_identities_hold(summary["ledger"])
+
+
+def test_cartpole_without_velocities_stays_unsolved_without_one(tmp_path: Path) -> None:
+    arguments = ["train", "cartpole-memory", "--model.core", "none", "--stop.steps", "1500000"]
+    with running(tmp_path, arguments) as command:
+        assert command.wait(600.0) == 4
+        assert max(record["mean_return"] or 0 for record in command.records()) < 200
+
+
+def test_the_policy_of_a_solved_run_plays_by_itself(tmp_path: Path) -> None:
+    with running(tmp_path, ["train", "cartpole"]) as command:
+        assert command.wait() == 0
+        played = subprocess.run(
+            [sys.executable, "-m", "headrace.cli", "eval", str(command.run_dir), "--episodes", "100", "--json"],
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert played.returncode == 0, played.stderr
+    assert json.loads(played.stdout)["mean_return"] >= 475
