@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from headrace import descriptors
 from headrace.errors import ExitCode, HeadraceError
 
 logger = logging.getLogger(__name__)
@@ -108,6 +109,7 @@ def run_service(service: str, body: Callable[[Lifetime], None], *, lifeline: boo
     """
     for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # read when numpy is imported, by worker processes too
+    descriptors.raise_limit()
     lifetime = Lifetime()
     lifetime.watch_signals()
     if lifeline:

@@ -14,6 +14,7 @@ from headrace.wire.payload import MAX_PAYLOAD_BYTES, PAYLOAD_DTYPES, ArraySpec
 
 ACTION_DTYPE = "<i8"
 MAX_ACTIONS = 1 << 16  # of a Discrete space
+MAX_DIMENSIONS = 16  # of an observation; arrays of numpy and PyTorch have 64 at most, two of them for slots and ticks
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ class Spaces:
             if not (type(n) is int and 0 < n <= MAX_ACTIONS and type(start) is int):
                 raise ValueError(f"action {action!r:.100}")
             shape = tuple(observation["shape"])
-            if not all(type(size) is int for size in shape):
+            if len(shape) > MAX_DIMENSIONS or not all(type(size) is int for size in shape):
                 raise ValueError(f"observation shape {shape!r:.100}")
             spec = ArraySpec(observation["dtype"], shape)
             if spec.nbytes > MAX_PAYLOAD_BYTES:
@@ -83,6 +84,10 @@ def describe(observation_space: Any, action_space: Any) -> Spaces:
         raise ConfigError(f"action: {_name(action_space)} is not supported; Discrete is")
     if action_space.n > MAX_ACTIONS:
         raise ConfigError(f"action: Discrete({action_space.n}) is not supported; at most {MAX_ACTIONS} actions are")
+    if len(observation_space.shape) > MAX_DIMENSIONS:
+        raise ConfigError(
+            f"observation: {len(observation_space.shape)} dimensions are not supported; at most {MAX_DIMENSIONS} are"
+        )
     dtype = observation_space.dtype
     name = "<f4" if dtype.kind == "f" else dtype.newbyteorder("<").str
     if name not in PAYLOAD_DTYPES:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from headrace.descriptors import most_connections
+
 Options = tuple[tuple[str, int], ...]
 """Channel or server options as grpc takes them."""
 
@@ -15,11 +17,13 @@ Options = tuple[tuple[str, int], ...]
 LEARNER_SERVICE: Final = "headrace.v1.Learner"
 REPLAY_SERVICE: Final = "headrace.v1.Replay"
 
-# Largest message, both ways, at both ends. What may be larger (weights) is sent in chunks.
+# Largest message, at both ends: of a reply, and of a request. What may be larger (weights) is sent in chunks.
 MAX_MESSAGE_BYTES: Final = 4 * 1024 * 1024
+MAX_REQUEST_BYTES: Final = 256 * 1024
 WEIGHTS_CHUNK_BYTES: Final = 1024 * 1024
 MAX_WEIGHTS_BYTES: Final = 16 * 1024**3  # what a subscriber is willing to assemble
 MAX_CONCURRENT_CALLS: Final = 4096  # of one server, streams included; one more gets RESOURCE_EXHAUSTED at once
+HANDSHAKE_S: Final = 5.0  # for a client that connected to speak HTTP/2
 
 # A peer that vanished without a word is noticed after KEEPALIVE_S + KEEPALIVE_TIMEOUT_S by both ends, also by an open
 # stream, which has no deadline.
@@ -43,6 +47,8 @@ def channel_options(keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float
     """Options of every client channel."""
     return (
         *_both_ends(keepalive_s, keepalive_timeout_s),
+        ("grpc.max_send_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
         ("grpc.initial_reconnect_backoff_ms", _ms(RECONNECT_INITIAL_S)),
         ("grpc.max_reconnect_backoff_ms", _ms(RECONNECT_MAX_S)),
         # In spite of its name, the time that one attempt to connect may take (20 s otherwise).
@@ -59,6 +65,10 @@ def server_options(keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float 
     """Options of every server. The clients ping every `keepalive_s` too; twice as often is allowed."""
     return (
         *_both_ends(keepalive_s, keepalive_timeout_s),
+        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
+        ("grpc.max_receive_message_length", MAX_REQUEST_BYTES),
+        ("grpc.max_allowed_incoming_connections", most_connections()),
+        ("grpc.server_handshake_timeout_ms", _ms(HANDSHAKE_S)),
         ("grpc.http2.min_ping_interval_without_data_ms", _ms(keepalive_s / 2)),
         # Without this, two servers share one port and each gets some of the calls.
         ("grpc.so_reuseport", 0),
@@ -67,8 +77,6 @@ def server_options(keepalive_s: float = KEEPALIVE_S, keepalive_timeout_s: float 
 
 def _both_ends(keepalive_s: float, keepalive_timeout_s: float) -> Options:
     return (
-        ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
-        ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         ("grpc.keepalive_time_ms", _ms(keepalive_s)),
         ("grpc.keepalive_timeout_ms", _ms(keepalive_timeout_s)),
         ("grpc.http2.ping_timeout_ms", _ms(keepalive_timeout_s)),  # the one that counts: 60 s otherwise (measured)

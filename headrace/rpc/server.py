@@ -54,7 +54,7 @@ class Server:
         self._register = register
         self._on_failure = on_failure
         self._services = ("", *services)
-        self._observe = observe
+        self._observe = observe or (lambda method, code, seconds: None)
         self._options = server_options() if options is None else options
         self._thread = threading.Thread(target=self._run, name="grpc-server", daemon=True)
         self._port: Future[int] = Future()
@@ -142,7 +142,7 @@ class Server:
         self._loop = asyncio.get_running_loop()
         self._leave = asyncio.Event()
         server = grpc.aio.server(
-            interceptors=[] if self._observe is None else [ObservingInterceptor(self._observe)],
+            interceptors=[ObservingInterceptor(self._observe)],
             options=self._options,
             maximum_concurrent_rpcs=MAX_CONCURRENT_CALLS,
         )

@@ -14,6 +14,8 @@ from prometheus_client import CollectorRegistry
 
 from headrace.telemetry.families import Declaration, Family
 from headrace.telemetry.labels import (
+    REFUSALS,
+    ConnectionFault,
     DiscardReason,
     DropReason,
     LearnerMethod,
@@ -82,9 +84,14 @@ class ServerMetrics(ServiceMetrics):
             {"method": methods, "code": RpcCode},
             from_start={"code": (RpcCode.OK,)},
         )
+        self.rpc_refused = self._family.counter(
+            "rpc_refused_total", "calls", "gRPC calls that were refused: unreadable, or not fit for this run"
+        )
 
     def observe_rpc(self, method: str, code: str, seconds: float) -> None:
         """Takes in a call of "headrace.v1.Learner/Join" or the like; leaves out methods without a label value."""
+        if code in REFUSALS:
+            self.rpc_refused.inc()
         name = method.rpartition("/")[2]
         if name in self._methods:
             self.rpc_seconds.labels(name, code if code in RpcCode.__members__ else RpcCode.UNKNOWN).observe(seconds)
@@ -190,6 +197,13 @@ class ReplayMetrics(ServerMetrics):
         self.samples_per_insert = gauge("samples_per_insert", "ratio", "Items drawn per item stored, since the start")
 
         self.peers = gauge("peers", "actors", "Actors that replay hears from")
+        self.connections = gauge("connections", "connections", "Open connections to the two ZeroMQ ports")
+        self.connections_failed = counter(
+            "connections_failed_total",
+            "connections",
+            "Connections to the two ZeroMQ ports that came to nothing",
+            {"reason": ConnectionFault},
+        )
         self.worker_seconds = counter(
             "worker_seconds_total", "seconds", "What the worker thread's time went to", {"state": WorkerState}
         )

@@ -6,6 +6,7 @@ compilation or a big checkpoint must not get a service killed. Readiness is what
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import socket
@@ -22,6 +23,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from prometheus_client.exposition import choose_encoder
 
 from headrace.errors import ConfigError
+from headrace.telemetry.logs import warn_every
 
 logger = logging.getLogger(__name__)
 
@@ -110,6 +112,15 @@ class _Server(ThreadingMixIn, TCPServer):
         self._lock = threading.Lock()
         self._open: dict[socket.socket, float] = {}  # connection -> when it began, oldest first
         super().__init__((host, port), _Handler)
+
+    def get_request(self) -> Any:
+        try:
+            return super().get_request()
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                warn_every(logger, "descriptors", 10, "no file descriptor is left: the limit (ulimit -n) is too low")
+                time.sleep(_SWEEP_S)  # the client waits in the queue, and would wake us again at once
+            raise
 
     def process_request(self, request: Any, client_address: Any) -> None:
         with self._lock:

@@ -37,6 +37,15 @@ class RejectReason(StrEnum):
     GAP = "gap"  # not the next in sequence
 
 
+class ConnectionFault(StrEnum):
+    """Why a connection to one of replay's ZeroMQ ports came to nothing."""
+
+    HANDSHAKE = "handshake"  # it ended before a message had come over it
+    SILENT = "silent"  # no message came over it in time
+    ENDLESS = "endless"  # more came over it than a message has, and no end
+    CROWD = "crowd"  # one too many
+
+
 class RemoveReason(StrEnum):
     """Why an item left its table."""
 
@@ -123,3 +132,7 @@ class RpcCode(StrEnum):
     UNAVAILABLE = "UNAVAILABLE"
     DATA_LOSS = "DATA_LOSS"
     UNAUTHENTICATED = "UNAUTHENTICATED"
+
+
+# Status codes by which a server says no for good: asking again does not help.
+REFUSALS = frozenset({RpcCode.INVALID_ARGUMENT, RpcCode.FAILED_PRECONDITION})

@@ -7,6 +7,7 @@ and only plain numeric arrays whose length agrees with their shape get through.
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -90,11 +91,11 @@ def _decode_map(fields: dict[Any, Any]) -> Any:
         raise MalformedError("a map with bytes keys is neither a header nor a plain array")
     dtype, kind, shape, data = fields[b"type"], fields[b"kind"], fields[b"shape"], fields[b"data"]
     if kind != b"" or not isinstance(dtype, str) or dtype not in ARRAY_DTYPES:
-        raise MalformedError(f"array of kind {kind!r} and dtype {dtype!r:.60} is refused")
+        raise MalformedError(f"array of kind {reprlib.repr(kind)} and dtype {reprlib.repr(dtype)} is refused")
     if not isinstance(shape, list) or len(shape) > MAX_ARRAY_DIMENSIONS:
-        raise MalformedError(f"array shape {shape!r:.60} is refused")
+        raise MalformedError(f"array shape {reprlib.repr(shape)} is refused")
     if not all(type(size) is int and 0 <= size <= MAX_HEADER_BYTES for size in shape):
-        raise MalformedError(f"array shape {shape!r:.60} is refused")
+        raise MalformedError(f"array shape {reprlib.repr(shape)} is refused")
     if not isinstance(data, bytes) or len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
         raise MalformedError(f"array data does not have the length of shape {shape} and dtype {dtype}")
     return msgpack_numpy.decode(fields)

@@ -22,6 +22,7 @@ Between the learner and a replay shard:
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, get_type_hints
 
@@ -161,17 +162,18 @@ def decode(frame: bytes | memoryview, expected: tuple[type[Any], ...]) -> Any:
     """The message in a header frame, if it is one of `expected` and whole. Raises MalformedError."""
     values = unpack_header(frame)
     kind = values.pop("kind", None)
-    message_type = next((known for known in expected if known.KIND == kind), None)
+    message_type = next((known for known in expected if isinstance(kind, str) and known.KIND == kind), None)
     if message_type is None:
-        raise MalformedError(f"message of kind {kind!r:.60} is not expected here")
+        raise MalformedError(f"message of kind {reprlib.repr(kind)} is not expected here")
     types = _TYPES[message_type]
-    if "protocol" in types and values.get("protocol") != PROTOCOL:  # another version may have other fields
-        raise MalformedError(f"{kind}: protocol {values.get('protocol')!r:.20} is not spoken here; {PROTOCOL} is")
+    protocol = values.get("protocol")
+    if "protocol" in types and not (type(protocol) is int and protocol == PROTOCOL):  # others may have other fields
+        raise MalformedError(f"{kind}: protocol {reprlib.repr(protocol)} is not spoken here; {PROTOCOL} is")
     if values.keys() != types.keys():
         raise MalformedError(f"{kind}: fields {sorted(values)!r:.200} instead of {sorted(types)}")
     for name, value in values.items():
         if not _fits(value, types[name]):
-            raise MalformedError(f"{kind}.{name}: {value!r:.80} is not a valid {types[name]}")
+            raise MalformedError(f"{kind}.{name}: {reprlib.repr(value)} is not a valid {types[name]}")
     lengths = {len(value) for value in values.values() if isinstance(value, np.ndarray)}
     if len(lengths) > 1:
         raise MalformedError(f"{kind}: arrays of different lengths {sorted(lengths)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket as socket_module
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ from headrace.wire.payload import MAX_PAYLOAD_BYTES
 HIGH_WATER_MARK = 1024
 HEARTBEAT_INTERVAL_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
+BACKLOG = 1024  # connections that wait to be accepted; further ones would try again a second later
 MAX_FRAMES = 2 + 1024  # routing id, header and payloads of one message
 COPY_BELOW_BYTES = 1 << 16  # smaller frames are cheaper to copy than to track
 
@@ -24,8 +26,16 @@ COPY_BELOW_BYTES = 1 << 16  # smaller frames are cheaper to copy than to track
 _NOW = int(zmq.DONTWAIT)
 _MORE = int(zmq.DONTWAIT | zmq.SNDMORE)
 _RCVMORE = int(zmq.RCVMORE)
+_SRCFD = int(zmq.SRCFD)
 
 Frame = bytes | memoryview
+
+
+class Origin(NamedTuple):
+    """The connection over which a message came."""
+
+    route: bytes  # ZeroMQ's routing id: where an answer goes
+    descriptor: int  # of its TCP connection, in this process; -1: not known
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
@@ -39,9 +49,18 @@ def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket
     return socket
 
 
-def bind(context: zmq.Context[zmq.Socket[bytes]], host: str, port: int) -> tuple[zmq.Socket[bytes], int]:
-    """A ROUTER on host:port (0: any free one) and its port. ConfigError if it is taken."""
+def bind(
+    context: zmq.Context[zmq.Socket[bytes]], host: str, port: int, send_limit: int = HIGH_WATER_MARK
+) -> tuple[zmq.Socket[bytes], int]:
+    """A ROUTER on host:port (0: any free one) and its port. ConfigError if it is taken.
+
+    send_limit: messages that wait for one peer that does not read.
+    """
     socket = _configured(context, zmq.ROUTER)
+    socket.setsockopt(zmq.SNDHWM, send_limit)
+    socket.setsockopt(zmq.BACKLOG, BACKLOG)
+    # With a domain, whichever it is, ZeroMQ sends away who speaks no ZMTP 3; without, any text is taken for ZMTP 1.
+    socket.setsockopt(zmq.ZAP_DOMAIN, b"headrace")
     socket.setsockopt(zmq.IPV6, int(_is_ipv6(host)))
     socket.setsockopt(zmq.ROUTER_MANDATORY, 1)  # a send to a peer that left is an error, not silence
     try:
@@ -97,22 +116,44 @@ def receive(socket: zmq.Socket[bytes], frame_bytes: int = 0) -> list[Frame] | No
 
     frame_bytes: the size that most frames are expected to have. Large ones are kept where ZeroMQ received them.
     """
-    frames: list[Frame] = []
     try:
-        if frame_bytes < COPY_BELOW_BYTES:
-            frames.append(socket.recv(_NOW))
-            while socket.get(_RCVMORE) and len(frames) < MAX_FRAMES:
-                frames.append(socket.recv(_NOW))
-        else:
-            more = True
-            while more and len(frames) < MAX_FRAMES:
-                frame = socket.recv(_NOW, copy=False)
-                more = frame.more
-                frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer)
+        return _receive(socket, frame_bytes, MAX_FRAMES)
     except zmq.Again:
         return None  # messages arrive whole, so this happens before the first frame only
+
+
+def receive_origin(socket: zmq.Socket[bytes]) -> Origin | None:
+    """Where the next message on a bound socket comes from, or None if there is none now. Then call the one below."""
+    try:
+        frame = socket.recv(_NOW, copy=False)
+    except zmq.Again:
+        return None
+    try:
+        descriptor = int(frame.get(_SRCFD))
+    except zmq.ZMQError:
+        descriptor = -1
+    return Origin(frame.bytes, descriptor)
+
+
+def receive_frames(socket: zmq.Socket[bytes], frame_bytes: int = 0) -> list[Frame]:
+    """That message, as `receive`."""
+    return _receive(socket, frame_bytes, MAX_FRAMES - 1)
+
+
+def _receive(socket: zmq.Socket[bytes], frame_bytes: int, most: int) -> list[Frame]:
+    frames: list[Frame] = []
+    if frame_bytes < COPY_BELOW_BYTES:
+        frames.append(socket.recv(_NOW))
+        while socket.get(_RCVMORE) and len(frames) < most:
+            frames.append(socket.recv(_NOW))
+    else:
+        more = True
+        while more and len(frames) < most:
+            frame = socket.recv(_NOW, copy=False)
+            more = frame.more
+            frames.append(frame.bytes if len(frame) < COPY_BELOW_BYTES else frame.buffer)
     if skipped := skip_frames(socket):
-        raise MalformedError(f"a message of {len(frames) + skipped} frames, at most {MAX_FRAMES} are allowed")
+        raise MalformedError(f"a message of {len(frames) + skipped} frames, at most {most} are allowed")
     return frames
 
 

@@ -13,10 +13,11 @@ class GatedEnv(gymnasium.Env):
     """Episodes of ten steps. Each step's reward is 1 once the file `gate` exists, and 0 before.
 
     fails: what its first step raises a RuntimeError with; None: it never fails.
+    size: numbers in an observation.
     """
 
-    def __init__(self, gate: str, fails: str | None = None) -> None:
-        self.observation_space = gymnasium.spaces.Box(0, 1, (3,), np.float32)
+    def __init__(self, gate: str, fails: str | None = None, size: int = 3) -> None:
+        self.observation_space = gymnasium.spaces.Box(0, 1, (size,), np.float32)
         self.action_space = gymnasium.spaces.Discrete(2)
         self._gate = Path(gate)
         self._fails = fails
@@ -35,4 +36,4 @@ class GatedEnv(gymnasium.Env):
         return self._observe(), self._pays, self._walked == 10, False, {}
 
     def _observe(self) -> Any:
-        return np.full(3, self._walked / 10, np.float32)
+        return np.full(self.observation_space.shape, self._walked / 10, np.float32)

@@ -8,7 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import assert_identities_hold, running
+from command import assert_identities_hold, assert_nothing_was_lost, running
+from harness import until
+from killing import check, killing
+from stalls import GOES_ON_S, SERVICES, SLACK_BYTES, stalling
+from strangers import crowd_size, crowds, training
 
 pytestmark = pytest.mark.acceptance
 
@@ -59,3 +63,39 @@ def test_the_policy_of_a_solved_run_plays_by_itself(tmp_path: Path) -> None:
         )
     assert played.returncode == 0, played.stderr
     assert json.loads(played.stdout)["mean_return"] >= 475
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("service", SERVICES)
+def test_five_minutes_without_a_service_cost_no_memory_and_no_item(tmp_path: Path, service: str) -> None:
+    with stalling(tmp_path) as run:
+        assert run.stall(service, 300.0) < GOES_ON_S
+        bounds, growth = run.bounds(), run.growth()
+        ledger = run.finish()
+    for name in SERVICES:
+        assert growth[name] < bounds[name] + SLACK_BYTES, (name, growth, bounds)
+    assert_identities_hold(ledger)
+    assert_nothing_was_lost(ledger)
+
+
+@pytest.mark.timeout(1800)
+def test_fifty_kills_around_checkpoint_writes_lose_one_interval_each_at_most(tmp_path: Path) -> None:
+    with killing(tmp_path) as rounds:
+        killed = [rounds.kill(epoch=number + 2) for number in range(50)]
+        check(rounds, killed)
+        summary = rounds.finish()
+    assert_identities_hold(summary["ledger"])
+
+
+@pytest.mark.timeout(600)
+def test_crowds_that_come_again_and_again_do_not_make_a_service_grow(tmp_path: Path) -> None:
+    with training(tmp_path) as run:
+        count, files = crowd_size(len(run.ports)), run.files()
+        resident = []
+        for _ in range(10):
+            with crowds(run, count, seconds=6.0):
+                resident.append(run.resident())
+            until(lambda: all(now <= files[name] + 4 for name, now in run.files().items()), "them to be gone")
+        run.is_whole()
+    for name in SERVICES:
+        assert resident[9][name] - resident[3][name] < 16.0, resident  # MiB; the first ones fill the allocators

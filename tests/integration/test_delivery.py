@@ -9,7 +9,7 @@ import threading
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -117,8 +117,11 @@ def draw(drawing: Loader, numbers: list[int], timeout_s: float) -> bool:
 
 def zmq_threads() -> int:
     """ZeroMQ's own threads in this process."""
-    tasks = Path("/proc/self/task").iterdir()
-    return sum(task.joinpath("comm").read_text().startswith("ZMQ") for task in tasks)
+    count = 0
+    for task in Path("/proc/self/task").iterdir():
+        with suppress(OSError):  # one that has just ended
+            count += task.joinpath("comm").read_text().startswith("ZMQ")
+    return count
 
 
 # -- dying and coming back -------------------------------------------------------------------------------------------

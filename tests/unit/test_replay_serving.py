@@ -14,16 +14,17 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import zmq
+import zmtp
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headrace.telemetry.catalogue import ActorMetrics, ReplayMetrics
 from headrace.unroll import UnrollWriter, unroll_schema
 from headrace.wire import sockets
 from headrace.wire.items import Item
-from headrace.wire.messages import PROTOCOL, UNROLLS, Beat, Hello, encode
+from headrace.wire.messages import PROTOCOL, UNROLLS, Beat, Hello, Sample, encode
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor.stream import Introduction, ItemStream
-from headrace_replay.desk import SampleDesk
+from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
 from headrace_replay.serving import ShardSockets
 from headrace_replay.shard import Run, Shard, TableSpec
 
@@ -49,6 +50,7 @@ class Replay:
     lock: threading.Lock
     registry: CollectorRegistry
     items: str  # host:port
+    samples_port: int
 
     def stored(self) -> int:
         with self.lock:
@@ -73,10 +75,10 @@ def replay() -> Iterator[Replay]:
     tables = (TableSpec(UNROLLS, "fifo", 64, 1 << 30),)
     shard.open_run(Run(RUN, 1, tables, SCHEMA.hash, SCHEMA.payload_bytes, window_items=64, window_bytes=1 << 30))
     serving = ShardSockets(shard, SampleDesk(shard), lock, ReplayMetrics(registry))
-    port, _ = serving.bind("127.0.0.1", 0, 0)
+    port, samples_port = serving.bind("127.0.0.1", 0, 0)
     thread = threading.Thread(target=serving.run, args=(stopping, lambda: None), name="shard")
     thread.start()
-    yield Replay(shard, lock, registry, f"127.0.0.1:{port}")
+    yield Replay(shard, lock, registry, f"127.0.0.1:{port}", samples_port)
     stopping.set()
     thread.join()
     serving.close()
@@ -155,6 +157,30 @@ def test_thousands_of_short_lived_actors_make_no_series_of_their_own(replay: Rep
         until(lambda: len(replay.shard._peers) == actors)
         dealer.close()
     assert replay.scrape() == before
+
+
+def test_a_learner_that_asks_and_does_not_read_is_sent_a_bounded_number_of_batches(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = 300
+    row = SCHEMA.allocate(1)[0]
+    with replay.lock:
+        replay.shard.tables[UNROLLS].insert([Item(memoryview(row), 1, 1)])
+    results: list[bool] = []
+    send = sockets.send
+
+    def counted(socket: zmq.Socket[bytes], frames: list[sockets.Frame]) -> bool:
+        results.append(send(socket, frames))
+        return results[-1]
+
+    monkeypatch.setattr(sockets, "send", counted)
+    with zmtp.connect(replay.samples_port) as deaf:
+        zmtp.shake_hands(deaf)
+        for _ in range(asked):  # one request, which is answered each time
+            deaf.sendall(zmtp.frame(encode(Sample(PROTOCOL, RUN, 1, 0, 0, UNROLLS, 1))))
+        until(lambda: len(results) == asked)
+    in_kernel = (8 << 20) // len(row)
+    assert MAX_OPEN_REQUESTS <= sum(results) <= MAX_OPEN_REQUESTS + in_kernel < asked
 
 
 def test_an_actor_that_reconnects_again_and_again_leaves_no_descriptors_behind(replay: Replay) -> None:

@@ -93,6 +93,33 @@ def test_a_damaged_stream_never_yields_wrong_data(
     ]
 
 
+few = st.integers(0, 3)
+any_chunks = st.builds(
+    WeightsChunk,
+    epoch=few,
+    version=few,
+    total_bytes=st.integers(0, 9) | st.just(2**64 - 1),
+    crc32=st.sampled_from([0, zlib.crc32(b"ab"), zlib.crc32(b"a"), 2**32 - 1]),
+    offset=st.integers(0, 4) | st.just(2**64 - 1),
+    data=st.sampled_from([b"", b"a", b"b", b"ab", b"abcdefghij"]),
+    published_at=st.floats(),
+)
+
+
+@given(st.lists(any_chunks, max_size=12))
+def test_any_chunks_are_refused_by_name_or_make_a_blob_that_their_checksum_is_of(chunks: list[WeightsChunk]) -> None:
+    assembler = Assembler(max_bytes=8)
+    for chunk in chunks:
+        try:
+            blob = assembler.add(chunk)
+        except ChunkError:
+            continue
+        assert assembler._received <= 8
+        if blob is not None:
+            assert (blob.epoch, blob.version, len(blob.data)) == (chunk.epoch, chunk.version, chunk.total_bytes)
+            assert zlib.crc32(blob.data) == chunk.crc32
+
+
 def changed(chunk: WeightsChunk, **fields: int | bytes) -> WeightsChunk:
     copy = WeightsChunk.FromString(chunk.SerializeToString())
     for name, value in fields.items():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import logging
 import socket
+import socketserver
 import threading
 import time
+from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -121,6 +124,28 @@ def test_a_client_that_drips_is_cut_as_well(monkeypatch: pytest.MonkeyPatch) -> 
             except OSError:
                 cut = True
         assert cut
+
+
+def test_without_a_file_descriptor_left_it_waits_and_answers_as_soon_as_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    accept = socketserver.TCPServer.get_request
+    tries = []
+
+    def refused(server: socketserver.TCPServer) -> Any:
+        tries.append(time.monotonic())
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    port = serve("127.0.0.1", 0, CollectorRegistry(), Health())
+    monkeypatch.setattr(socketserver.TCPServer, "get_request", refused)
+    with caplog.at_level(logging.WARNING), socket.create_connection(("127.0.0.1", port)) as waiting:
+        waiting.settimeout(10)
+        waiting.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+        time.sleep(0.7)
+        assert 1 <= len(tries) <= 3
+        monkeypatch.setattr(socketserver.TCPServer, "get_request", accept)
+        assert waiting.recv(100).startswith(b"HTTP/1.0 200")
+    assert "ulimit -n" in caplog.text
 
 
 def test_nothing_is_written_to_stderr(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:

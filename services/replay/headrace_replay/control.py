@@ -9,8 +9,11 @@ import grpc
 import grpc.aio
 
 from headrace.rpc.v1 import replay_pb2, replay_pb2_grpc
-from headrace.wire.messages import PROTOCOL
+from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
+from headrace.wire.payload import MAX_PAYLOAD_BYTES
 from headrace_replay.shard import RefusedError, Run, Shard, TableSpec
+
+MAX_TABLES = 16
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -28,6 +31,8 @@ class ReplayControl(replay_pb2_grpc.ReplayServicer):
             await context.abort(
                 grpc.StatusCode.FAILED_PRECONDITION, f"protocol {request.protocol} is not spoken; {PROTOCOL} is"
             )
+        if wrong := out_of_range(request):
+            await context.abort(grpc.StatusCode.INVALID_ARGUMENT, f"out of range: {', '.join(wrong)}")
         run = Run(
             id=request.run,
             epoch=request.epoch,
@@ -41,7 +46,7 @@ class ReplayControl(replay_pb2_grpc.ReplayServicer):
             with self._lock:
                 self._shard.open_run(run)
         except RefusedError as error:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail)
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, error.detail[:400])
         items_port, samples_port = self._ports
         return replay_pb2.OpenRunReply(boot=self._shard.boot, items_port=items_port, samples_port=samples_port)
 
@@ -54,8 +59,26 @@ class ReplayControl(replay_pb2_grpc.ReplayServicer):
             else:
                 reply = statistics(shard)
         if reply is None:
-            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, f"this shard serves {serves}, not {request.run}")
+            detail = f"this shard serves {serves}, not {request.run[:60]!r}"
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, detail)
         return reply
+
+
+def out_of_range(request: replay_pb2.OpenRunRequest) -> list[str]:
+    """The fields of which no peer could be told, or by which nothing could ever be stored."""
+    tables = request.tables
+    fits = {
+        "run": 0 < len(request.run) <= MAX_TEXT,
+        "epoch": request.epoch < MAX_INT,
+        "tables": 0 < len(tables) <= MAX_TABLES and all(0 < len(table.name) <= MAX_TEXT for table in tables),
+        "max_items": all(table.max_items > 0 for table in tables),
+        "max_bytes": all(table.max_bytes > 0 for table in tables),
+        "schema": 0 < len(request.schema) <= MAX_BYTES,
+        "payload_bytes": 0 < request.payload_bytes <= MAX_PAYLOAD_BYTES,
+        "window_items": request.window_items > 0,
+        "window_bytes": 0 < request.window_bytes < MAX_INT,
+    }
+    return [name for name, well in fits.items() if not well]
 
 
 def statistics(shard: Shard) -> replay_pb2.StatisticsReply:

@@ -12,9 +12,10 @@ from typing import Any
 import zmq
 
 from headrace.telemetry.catalogue import ReplayMetrics
-from headrace.telemetry.labels import Peer
+from headrace.telemetry.labels import ConnectionFault, Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire import sockets
+from headrace.wire.connections import Connections
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
     FROM_ACTOR,
@@ -30,7 +31,7 @@ from headrace.wire.messages import (
     decode,
     encode,
 )
-from headrace_replay.desk import SampleDesk, Served
+from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
 from headrace_replay.shard import RefusedError, Shard
 
 logger = logging.getLogger(__name__)
@@ -57,11 +58,15 @@ class ShardSockets:
         self._rejected: Counter[str] = Counter()  # as much of the ledger as the metric has
         self._items: Socket
         self._samples: Socket
+        self._actors: Connections
+        self._learners: Connections
 
     def bind(self, host: str, items_port: int, samples_port: int) -> tuple[int, int]:
         """Listens; returns the two ports. ConfigError if one is taken."""
         self._items, items_port = sockets.bind(self._context, host, items_port)
-        self._samples, samples_port = sockets.bind(self._context, host, samples_port)
+        self._samples, samples_port = sockets.bind(self._context, host, samples_port, send_limit=MAX_OPEN_REQUESTS)
+        self._actors = Connections(self._context, self._items, "items", self._on_failed)
+        self._learners = Connections(self._context, self._samples, "samples", self._on_failed)
         return items_port, samples_port
 
     def run(self, stopping: threading.Event, beat: Callable[[], None]) -> None:
@@ -69,6 +74,8 @@ class ShardSockets:
         poller = zmq.Poller()
         poller.register(self._items, zmq.POLLIN)
         poller.register(self._samples, zmq.POLLIN)
+        poller.register(self._actors.events, zmq.POLLIN)
+        poller.register(self._learners.events, zmq.POLLIN)
         seconds = self._metrics.worker_seconds
         idle, inserting, sampling = (seconds.labels(state=state) for state in ("idle", "inserting", "sampling"))
         measure_at = then = time.perf_counter()
@@ -77,46 +84,64 @@ class ShardSockets:
             beat()
             now = time.perf_counter()
             idle.inc(now - then)
+            for connections in (self._actors, self._learners):
+                if connections.events in ready:
+                    connections.read()
+            measure = now >= measure_at
             with self._lock:
                 if self._items in ready:
-                    self._turn(self._items, self._on_actor)
+                    self._turn(self._items, self._actors, self._on_actor)
                 inserted_at = time.perf_counter()
                 inserting.inc(inserted_at - now)
                 if self._samples in ready:
-                    self._turn(self._samples, self._on_learner)
+                    self._turn(self._samples, self._learners, self._on_learner)
                 self._settle()
                 self._count_rejected()
-                if now >= measure_at:
-                    measure_at = now + _MEASURE_S
+                if measure:
                     self._measure()
+            if measure:
+                measure_at = now + _MEASURE_S
+                self._sweep()
             then = time.perf_counter()
             sampling.inc(then - inserted_at)
 
     def close(self) -> None:
+        self._actors.close()
+        self._learners.close()
         self._items.close()
         self._samples.close()
         self._context.term()
 
-    def _turn(self, socket: Socket, handle: Callable[[bytes, list[sockets.Frame]], None]) -> None:
+    def _turn(
+        self, socket: Socket, connections: Connections, handle: Callable[[bytes, str, list[sockets.Frame]], None]
+    ) -> None:
         frame_bytes = self._shard.run.payload_bytes if self._shard.run else 0
         for _ in range(MESSAGES_PER_TURN):
+            origin = sockets.receive_origin(socket)
+            if origin is None:
+                return
+            peer = connections.heard(origin)
             try:
-                frames = sockets.receive(socket, frame_bytes)
+                frames = sockets.receive_frames(socket, frame_bytes)
             except MalformedError as error:
-                warn_every(logger, "oversized", 10, "refused a message: %s", error)
+                self._warn("oversized", peer, "refused a message from %s: %s", peer, error)
                 if socket is self._items:
                     self._shard.malformed(error)
                 else:
                     self._metrics.refused_requests.labels(reason="malformed").inc()
                 continue
-            if frames is None:
-                return
-            route = bytes(frames[0])
-            handle(route, frames[1:])
+            handle(origin.route, peer, frames)
+
+    def _on_failed(self, fault: ConnectionFault) -> None:
+        self._metrics.connections_failed.labels(fault).inc()
+
+    def _warn(self, kind: str, peer: str, message: str, *args: object) -> None:
+        """Each kind of warning about each host once in a while."""
+        warn_every(logger, f"{kind} {peer.rpartition(':')[0]}", 10, message, *args)
 
     # -- actors --------------------------------------------------------------------------------------------------
 
-    def _on_actor(self, route: bytes, frames: list[sockets.Frame]) -> None:
+    def _on_actor(self, route: bytes, peer: str, frames: list[sockets.Frame]) -> None:
         shard = self._shard
         answer: Message | None
         try:
@@ -144,13 +169,13 @@ class ShardSockets:
         except MalformedError as error:
             answer = shard.malformed(error)
         if isinstance(answer, Refused):
-            warn_every(logger, answer.reason, 10, "refused %s from %s: %s", answer.reason, route.hex(), answer.detail)
+            self._warn(answer.reason, peer, "refused a message from %s (%s): %s", peer, answer.reason, answer.detail)
         if answer is not None:
             self._send(self._items, route, answer)
 
     # -- the learner ---------------------------------------------------------------------------------------------
 
-    def _on_learner(self, route: bytes, frames: list[sockets.Frame]) -> None:
+    def _on_learner(self, route: bytes, peer: str, frames: list[sockets.Frame]) -> None:
         try:
             if len(frames) != 1:
                 raise MalformedError(f"a request is one frame, not {len(frames)}")
@@ -164,7 +189,7 @@ class ShardSockets:
         except (MalformedError, RefusedError) as error:
             reason = error.reason if isinstance(error, RefusedError) else "malformed"
             self._metrics.refused_requests.labels(reason=reason).inc()
-            warn_every(logger, reason, 10, "refused a request from %s: %s", route.hex(), error)
+            self._warn(f"request {reason}", peer, "refused a request from %s (%s): %s", peer, reason, error)
             self._send(self._samples, route, Refused(reason, str(error)[:400]))
 
     # -- what follows from both ----------------------------------------------------------------------------------
@@ -204,6 +229,7 @@ class ShardSockets:
         """Keeps the gauges true."""
         metrics, tables = self._metrics, self._shard.tables.values()
         metrics.peers.set(self._shard.peers)
+        metrics.connections.set(len(self._actors) + len(self._learners))
         metrics.waiting.set(self._shard.waiting)
         metrics.items.set(sum(len(table) for table in tables))
         metrics.bytes.set(sum(table.nbytes for table in tables))
@@ -212,6 +238,12 @@ class ShardSockets:
         inserted = sum(table.inserted for table in tables)
         if inserted:
             metrics.samples_per_insert.set(sum(table.sampled for table in tables) / inserted)
+
+    def _sweep(self) -> None:
+        """Cuts connections that would cost memory or descriptors for nothing."""
+        run = self._shard.run
+        self._actors.sweep(max(run.window_bytes, run.payload_bytes) if run else 0)
+        self._learners.sweep(0)  # requests have no payload
 
     def _deliver(self, served: Served) -> None:
         if served.draw is not None:

@@ -124,7 +124,7 @@ class Shard:
                 raise RefusedError("table", f"table {spec.name!r}: sampler {spec.sampler!r} is not known; fifo is")
         if self.run is not None:
             if run.id != self.run.id:
-                raise RefusedError("run", f"this shard serves run {self.run.id}, not {run.id}; restart it to change")
+                raise RefusedError("run", f"this shard serves run {self.run.id}, not {run.id!r:.60}; restart it")
             if run.epoch < self.run.epoch:
                 raise RefusedError("epoch", f"epoch {run.epoch} is over; this shard is at {self.run.epoch}")
             if (run.schema, run.payload_bytes) != (self.run.schema, self.run.payload_bytes):
@@ -145,7 +145,7 @@ class Shard:
         if self.run is None:
             raise RefusedError("run", "no run is open")
         if run != self.run.id:
-            raise RefusedError("run", f"this shard serves run {self.run.id}, not {run}")
+            raise RefusedError("run", f"this shard serves run {self.run.id}, not {run!r:.60}")
         if epoch != self.run.epoch:
             raise RefusedError("epoch", f"epoch {epoch} is not the open one, {self.run.epoch}")
         return self.run
@@ -159,7 +159,7 @@ class Shard:
         if self.run is None:
             return Credit(self.boot, hello.seq, 0, 0)
         if hello.run != self.run.id:
-            return self._refuse("run", f"this shard serves run {self.run.id}, not {hello.run}", 0)
+            return self._refuse("run", f"this shard serves run {self.run.id}, not {hello.run!r:.60}", 0)
         if hello.schema != self.run.schema:
             return self._refuse("schema", "the payload schema differs from the run's", 0)
         peer = self._peers.pop(hello.actor, None)

@@ -1,0 +1,92 @@
+"""The shard's gRPC side: an OpenRun that no peer could be told of, or that could never store anything, is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any, NoReturn
+
+import grpc
+import pytest
+
+from headrace.rpc.v1 import replay_pb2
+from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT
+from headrace.wire.payload import MAX_PAYLOAD_BYTES
+from headrace_replay.control import MAX_TABLES, ReplayControl
+from headrace_replay.shard import Shard
+
+TABLE = {"name": "unrolls", "sampler": "fifo", "max_items": 1, "max_bytes": 1}
+SMALLEST = {
+    "protocol": 1,
+    "run": "r",
+    "epoch": 0,
+    "tables": [TABLE],
+    "schema": b"s",
+    "payload_bytes": 1,
+    "window_items": 1,
+    "window_bytes": 1,
+}
+LARGEST = {
+    "protocol": 1,
+    "run": "r" * MAX_TEXT,
+    "epoch": MAX_INT - 1,
+    "tables": [TABLE | {"name": f"{number}" * (MAX_TEXT // 2)} for number in range(10, 10 + MAX_TABLES)],
+    "schema": bytes(MAX_BYTES),
+    "payload_bytes": MAX_PAYLOAD_BYTES,
+    "window_items": 2**32 - 1,
+    "window_bytes": MAX_INT - 1,
+}
+
+
+class Refusal(Exception):
+    pass
+
+
+class Context:
+    async def abort(self, code: grpc.StatusCode, details: str) -> NoReturn:
+        raise Refusal(f"{code.name} {details}")
+
+
+def open_run(shard: Shard, fields: dict[str, Any]) -> replay_pb2.OpenRunReply:
+    request = replay_pb2.OpenRunRequest(**fields)
+    control = ReplayControl(shard, threading.Lock(), 6201, 6202)
+    return asyncio.run(control.OpenRun(request, Context()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("fields", [SMALLEST, LARGEST], ids=["smallest", "largest"])
+def test_the_smallest_and_the_largest_run_are_opened(fields: dict[str, Any]) -> None:
+    shard = Shard()
+    assert open_run(shard, fields).boot == shard.boot
+    assert shard.run is not None
+    assert len(shard.tables) == len(fields["tables"])
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("run", {"run": ""}),
+        ("run", {"run": "r" * (MAX_TEXT + 1)}),
+        ("epoch", {"epoch": MAX_INT}),
+        ("tables", {"tables": []}),
+        ("tables", {"tables": [TABLE] * (MAX_TABLES + 1)}),
+        ("tables", {"tables": [TABLE | {"name": ""}]}),
+        ("tables", {"tables": [TABLE | {"name": "n" * (MAX_TEXT + 1)}]}),
+        ("max_items", {"tables": [TABLE | {"max_items": 0}]}),
+        ("max_bytes", {"tables": [TABLE | {"max_bytes": 0}]}),
+        ("schema", {"schema": b""}),
+        ("schema", {"schema": bytes(MAX_BYTES + 1)}),
+        ("payload_bytes", {"payload_bytes": 0}),
+        ("payload_bytes", {"payload_bytes": MAX_PAYLOAD_BYTES + 1}),
+        ("window_items", {"window_items": 0}),
+        ("window_bytes", {"window_bytes": 0}),
+        ("window_bytes", {"window_bytes": MAX_INT}),
+    ],
+)
+def test_a_run_out_of_range_is_refused_by_field_and_leaves_the_shard_as_it_was(
+    name: str, changes: dict[str, Any]
+) -> None:
+    shard = Shard()
+    with pytest.raises(Refusal, match=f"INVALID_ARGUMENT out of range: {name}$"):
+        open_run(shard, SMALLEST | changes)
+    assert shard.run is None
+    assert open_run(shard, SMALLEST).boot == shard.boot
