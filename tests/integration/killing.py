@@ -23,7 +23,7 @@ from headrace.rpc.v1 import learner_pb2
 
 CHECKPOINT_S = 0.5
 SLACK_S = 1.5  # for writing a checkpoint, and a busy machine
-WRITE_S = 0.08  # a write takes about so long: kills fall before, into and behind it
+WRITE_S = 0.08  # a write takes less than that: kills fall into it and behind it
 START_S = 60.0
 SETTINGS = {
     "learner.checkpoint_s": CHECKPOINT_S,
@@ -67,11 +67,16 @@ class Rounds:
         self._actor = self.processes.service("actor", "--learner", self._address)
         self._subscriber.start()
         self._trains_since = self._training(epoch=1)
+        until(lambda: [path for path in self._checkpoints.path.glob("*") if path.name.isdigit()], "a checkpoint")
 
     def kill(self, epoch: int) -> Killed:
-        """Kills the learner around a checkpoint write, and goes on by `--resume must`; its start is the `epoch`-th."""
+        """Kills the learner around a checkpoint write, and goes on by `--resume must`; its start is the `epoch`-th.
+
+        The even ones as soon as the write has begun, the others a moment later.
+        """
         self._wait_for_a_write()
-        time.sleep(self._random.uniform(0.0, WRITE_S))
+        if epoch % 2:
+            time.sleep(self._random.uniform(0.0, WRITE_S))
         self._learner.kill()
         killed_at = time.time()
         version = max((version for known, version in self.versions if known == epoch - 1), default=0)
