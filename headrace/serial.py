@@ -273,7 +273,7 @@ class DirectPublisher:
 
     def publish(self, network: Network, version: int) -> bool:
         """As WeightPublisher.publish."""
-        if self._encoder is None:
+        if self._encoder is None or self._encoder.network is not network:
             self._encoder = ParameterEncoder(network)
         blob = self._encoder.encode()
         if blob is None:

@@ -28,7 +28,7 @@ class ParameterEncoder:
     """Encodes one network's parameters and buffers again and again: the blob is laid out once and then filled."""
 
     def __init__(self, network: nn.Module) -> None:
-        self._network = network
+        self.network = network
         first = parameters_of(network)
         self._blob = torch.frombuffer(bytearray(encode_parameters(first)), dtype=torch.uint8)
         data = 8 + int.from_bytes(self._blob[:8].numpy().tobytes(), "little")
@@ -47,7 +47,7 @@ class ParameterEncoder:
 
     def encode(self) -> bytes | None:
         """The blob of the parameters as they are now; None if one of them is not finite."""
-        tensors = self._fixed or self._network.state_dict()
+        tensors = self._fixed or self.network.state_dict()
         for name, target in self._targets.items():
             target.copy_(tensors[name].detach())
         if not all(torch.isfinite(region).all() for region in self._floats):

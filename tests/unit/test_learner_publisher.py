@@ -105,3 +105,13 @@ def test_bfloat16_weights_are_published_bit_by_bit_at_two_bytes_each(publisher: 
         assert decoded[name].dtype == torch.bfloat16
         assert torch.equal(decoded[name], tensor)
     assert 2 * 65 * 64 < len(blob.data) < 2 * 65 * 64 + 1000
+
+
+def test_another_network_is_published_with_its_own_parameters(publisher: WeightPublisher, network: MLP) -> None:
+    assert publisher.publish(network, 1)
+    other = MLP(ArraySpec("<f4", (4,)), 2, (8,), "relu")
+    assert publisher.publish(other, 2)
+    newest = publisher._newest
+    assert newest is not None
+    blob = b"".join(chunk.data for chunk in newest.chunks)
+    assert all(torch.equal(decode_parameters(blob)[name], tensor) for name, tensor in other.state_dict().items())

@@ -68,11 +68,8 @@ class WeightPublisher:
         return version > self._last_version and time.monotonic() - self._last_s >= self._min_publish_s
 
     def publish(self, network: nn.Module, version: int) -> bool:
-        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite.
-
-        It is the same network every time.
-        """
-        if self._encoder is None:
+        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite."""
+        if self._encoder is None or self._encoder.network is not network:
             self._encoder = ParameterEncoder(network)
         blob = self._encoder.encode()
         if blob is None:
