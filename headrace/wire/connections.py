@@ -8,7 +8,6 @@ monitor tells, by file descriptor and in order, when each begins and ends.
 from __future__ import annotations
 
 import logging
-import os
 import socket as socket_module
 import struct
 import time
@@ -178,7 +177,7 @@ class Connections:
         connection.cut = True
         self._tell(fault, connection)
         try:
-            with socket_module.socket(fileno=os.dup(descriptor)) as pinned:  # now it stays what it is
+            with _borrowed(descriptor) as borrowed, borrowed.dup() as pinned:  # now it stays what it is
                 if pinned.getpeername() == connection.address:
                     pinned.shutdown(socket_module.SHUT_RDWR)
         except OSError:

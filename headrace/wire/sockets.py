@@ -16,6 +16,9 @@ from headrace.wire.payload import MAX_PAYLOAD_BYTES
 
 # Messages; what bounds memory is the credit window, in bytes and items. This is the net below it.
 HIGH_WATER_MARK = 1024
+# Closing a socket waits so long for what is not sent. At 0, ZeroMQ 4.3.5 aborts the process if the connection is lost
+# at the same time in the middle of a message (session_base_t::clean_pipes), as when a stopped process goes on.
+LINGER_MS = 200
 HEARTBEAT_INTERVAL_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 BACKLOG = 1024  # connections that wait to be accepted; further ones would try again a second later
@@ -39,7 +42,7 @@ class Origin(NamedTuple):
 
 
 def connect(context: zmq.Context[zmq.Socket[bytes]], address: str) -> zmq.Socket[bytes]:
-    """A DEALER connected to `host:port` or `[ipv6]:port`. Closing it never waits.
+    """A DEALER connected to `host:port` or `[ipv6]:port`. Closing it never waits, but its context's end may, briefly.
 
     The name is resolved now and at each of ZeroMQ's own reconnections.
     """
@@ -87,7 +90,7 @@ def _is_ipv6(host: str) -> bool:
 
 def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socket[bytes]:
     socket = context.socket(kind)
-    socket.setsockopt(zmq.LINGER, 0)
+    socket.setsockopt(zmq.LINGER, LINGER_MS)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)

@@ -142,6 +142,16 @@ def test_a_client_that_does_not_get_to_the_point_is_cut(said: bytes, monkeypatch
         assert not is_closed(polite)
 
 
+def test_a_client_that_pings_all_the_time_is_sent_away() -> None:
+    ping = b"\0\0\x08\x06\0\0\0\0\0" + bytes(8)
+    with serving() as address, connection(address) as stranger:
+        stranger.sendall(PREFACE + 10 * ping)
+        heard = b""
+        while more := stranger.recv(4096):
+            heard += more
+        assert b"too_many_pings" in heard
+
+
 class Publishing(Learner):
     """Sends weights as the learner does."""
 

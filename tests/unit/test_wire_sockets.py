@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zmq
+import zmtp
 
 from headrace.errors import ConfigError
 from headrace.wire import sockets
@@ -170,6 +175,44 @@ def test_closing_never_waits_for_a_peer_that_is_away(context: zmq.Context[Socket
     dealer.close()
     context.term()
     assert time.monotonic() - started < 2.0
+
+
+LOSES_CONNECTIONS = """
+import random, socket, struct, time, zmq, zmtp
+from threading import Thread
+from headrace.wire import sockets
+
+def soon(act):
+    at = time.perf_counter() + random.random() * 2e-4
+    while time.perf_counter() < at:
+        pass
+    act()
+
+context = zmq.Context()
+with socket.create_server(("127.0.0.1", 0)) as listener:
+    for _ in range(150):
+        dealer = sockets.connect(context, f"127.0.0.1:{listener.getsockname()[1]}")
+        peer, _ = listener.accept()
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        peer.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # its end is a reset
+        peer.sendall(zmtp.GREETING + zmtp.READY)
+        for _ in range(4):
+            sockets.send(dealer, [bytes(1 << 20)] * 8)
+        time.sleep(0.02)  # for it to be stuck in the middle of a message
+        loses = Thread(target=soon, args=(peer.close,))
+        loses.start()
+        soon(dealer.close)
+        loses.join()
+context.term()
+"""
+
+
+def test_a_connection_that_is_lost_while_its_socket_is_closed_in_the_middle_of_a_message_aborts_nothing() -> None:
+    path = os.pathsep.join([str(Path(zmtp.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", LOSES_CONNECTIONS], env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True
+    )
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_a_message_of_as_many_frames_as_are_allowed_arrives(pair: tuple[Socket, Socket, bytes]) -> None:
