@@ -53,8 +53,9 @@ class Spaces:
             if len(shape) > MAX_DIMENSIONS or not all(type(size) is int for size in shape):
                 raise ValueError(f"observation shape {shape!r:.100}")
             spec = ArraySpec(observation["dtype"], shape)
-            if spec.nbytes > MAX_PAYLOAD_BYTES:
-                raise ValueError(f"an observation of {spec.nbytes} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
+            nbytes = ArraySpec(spec.dtype, tuple(max(size, 1) for size in shape)).nbytes  # a 0 hides no other size
+            if nbytes > MAX_PAYLOAD_BYTES:
+                raise ValueError(f"an observation of {nbytes} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
             return cls(spec, DiscreteSpec(n, start))
         except (KeyError, TypeError, RecursionError, json.JSONDecodeError) as error:
             raise ValueError(f"not a description of spaces: {error!r:.100}") from error

@@ -78,3 +78,10 @@ def test_an_environment_with_more_dimensions_than_can_be_sent_is_refused_by_name
     with pytest.raises(ConfigError, match=f"observation: {len(shape)} dimensions"):
         describe(gymnasium.spaces.Box(0, 1, shape, np.float32), gymnasium.spaces.Discrete(2))
     assert describe(gymnasium.spaces.Box(0, 1, shape[1:], np.float32), gymnasium.spaces.Discrete(MAX_ACTIONS))
+
+
+def test_a_size_of_zero_hides_no_other() -> None:
+    text = json.dumps({"observation": {"dtype": "<f2", "shape": [0, 2**60]}, "action": {"n": 1, "start": 0}})
+    with pytest.raises(ValueError, match="at most"):
+        Spaces.from_json(text)
+    check(text)
