@@ -17,8 +17,10 @@ from headrace.wire.payload import MAX_PAYLOAD_BYTES
 # Messages; what bounds memory is the credit window, in bytes and items. This is the net below it.
 HIGH_WATER_MARK = 1024
 # Closing a socket waits so long for what is not sent. At 0, ZeroMQ 4.3.5 aborts the process if the connection is lost
-# at the same time in the middle of a message (session_base_t::clean_pipes), as when a stopped process goes on.
-LINGER_MS = 200
+# at the same time in the middle of a message (session_base_t::clean_pipes), as when a stopped process goes on. Shorter
+# than RECONNECT_MS, so that no other connection is made, and lost, meanwhile.
+LINGER_MS = 50
+RECONNECT_MS, RECONNECT_MAX_MS = 100, 2000
 HEARTBEAT_INTERVAL_MS = 1000
 HEARTBEAT_TIMEOUT_MS = 3000
 BACKLOG = 1024  # connections that wait to be accepted; further ones would try again a second later
@@ -95,8 +97,8 @@ def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_INTERVAL_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-    socket.setsockopt(zmq.RECONNECT_IVL, 100)
-    socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
+    socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+    socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)  # a frame
     return socket
 

@@ -182,7 +182,7 @@ def wrong_messages(canary: Path, run: str) -> list[tuple[str, list[bytes]]]:
         ("malformed", [b"\xdf\xff\xff\xff\xff"]),
         ("malformed", [b"\xc6\xff\xff\xff\xff"]),
         ("malformed", [b"\x91" * 100_000]),
-        ("malformed", [bytes(2 * MIB)]),
+        ("malformed", [bytes(MIB + 1)]),
         ("malformed", [b"x"] * 1100),
         ("malformed", [encode(hello).replace(b"protocol\x01", b"protocol\x02")]),
         ("schema", [encode(hello)]),
