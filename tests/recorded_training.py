@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from headrace.agents import vtrace
+from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
 from headrace.envs.slots import make_slots
@@ -58,7 +58,7 @@ def record(path: Path, batches: int) -> None:
     settings = config(1)
     torch.manual_seed(3)
     network = build_network(settings.model, SPACES)
-    schema = vtrace.payload_schema(settings.agent, SPACES, state_spec(network))
+    schema = make_agent(settings.agent, SPACES, state_spec(network)).schema
     policy = make_policy(settings.model, SPACES)
     weights = Weights(policy.decode(ParameterEncoder(network).encode() or b""), pack_version(1, 0), 0.0)
     slots = make_slots(settings.env, ())
@@ -109,7 +109,7 @@ def train(items: Path, run_dir: Path, updates: int) -> None:
     torch.manual_seed(settings.seed)
     metrics = LearnerMetrics(CollectorRegistry())
     network = build_network(settings.model, SPACES)
-    schema = vtrace.payload_schema(settings.agent, SPACES, state_spec(network))
+    schema = make_agent(settings.agent, SPACES, state_spec(network)).schema
     trainer = Trainer(network, settings, torch.device("cpu"))
     roster = Roster(1, 1000.0, settings.stop, metrics)
     checkpoints = CheckpointFolder(run_dir / "checkpoints", keep=2)

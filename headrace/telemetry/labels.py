@@ -85,6 +85,7 @@ class LossComponent(StrEnum):
     POLICY = "policy"
     BASELINE = "baseline"
     ENTROPY = "entropy"
+    TD = "td"
     TOTAL = "total"
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.agents.vtrace import greedy
+from headrace.agents.agent import greedy
 from headrace.config import EnvConfig
 from headrace.envs.seeds import evaluation_seeds, policy_generator, slot_seeds
 from headrace.envs.slots import Slots, Transition, make_slots

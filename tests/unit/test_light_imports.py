@@ -10,6 +10,7 @@ import pytest
 ACTOR = """
 import headrace_actor.collector, headrace_actor.membership, headrace_actor.stream, headrace_actor.weights
 from headrace.agents import vtrace
+from headrace.agents.registry import make_agent
 from headrace.config import RunConfig
 from headrace.envs.slots import make_slots
 from headrace.models.policy import make_policy
@@ -17,7 +18,7 @@ from headrace.models.policy import make_policy
 config = RunConfig.model_validate({"env": {"id": "CartPole-v1", "num_envs": 2}})
 spaces = make_slots(config.env, ()).spaces
 policy = make_policy(config.model, spaces)
-vtrace.payload_schema(config.agent, spaces, policy.state_spec())
+make_agent(config.agent, spaces, policy.state_spec()).schema
 """
 LEARNER = """
 import headrace.telemetry.recorder, headrace_learner.front, headrace_learner.publisher

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
-from headrace.agents.vtrace import vtrace_targets
-from headrace.config import AgentConfig
+from headrace.agents.vtrace import VTraceConfig, vtrace_targets
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 
 GOLDEN = Path(__file__).parent / "golden" / "vtrace.npz"
@@ -184,10 +183,10 @@ def batch_of(length: int, valid: Tensor, seed: int = 0) -> UnrollBatch:
 
 
 def loss_and_gradients(
-    network: Network, batch: UnrollBatch, config: AgentConfig | None = None
+    network: Network, batch: UnrollBatch, config: VTraceConfig | None = None
 ) -> tuple[float, list[Tensor]]:
     network.zero_grad()
-    result = vtrace.loss(network, batch, config or AgentConfig(), 0.01)
+    result = vtrace.loss(network, batch, config or VTraceConfig(), 0.01)
     result.total.backward()
     return result.total.item(), [parameter.grad.clone() for parameter in network.parameters()]
 
@@ -260,7 +259,7 @@ def test_rewards_are_clipped_on_the_learner_only_where_the_config_says_so(networ
     batch = batch_of(4, torch.ones(4, 2, dtype=torch.bool))
     clipped = replace(batch, reward=batch.reward.clamp(-0.5, 0.5))
     assert (
-        loss_and_gradients(network, batch, AgentConfig(reward_clip=0.5))[0] == loss_and_gradients(network, clipped)[0]
+        loss_and_gradients(network, batch, VTraceConfig(reward_clip=0.5))[0] == loss_and_gradients(network, clipped)[0]
     )
     assert loss_and_gradients(network, batch)[0] != loss_and_gradients(network, clipped)[0]
 

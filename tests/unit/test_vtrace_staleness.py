@@ -10,8 +10,7 @@ from torch import Tensor
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
-from headrace.agents.vtrace import vtrace_targets
-from headrace.config import AgentConfig
+from headrace.agents.vtrace import VTraceConfig, vtrace_targets
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 
 
@@ -63,7 +62,7 @@ def loss_and_gradients(log_mu: float, *, valid: bool) -> list[Tensor]:
         previous_action=torch.zeros(1, dtype=torch.int64),
         previous_reward=torch.zeros(1),
     )
-    loss = vtrace.loss(network, batch, AgentConfig(), 0.01).total
+    loss = vtrace.loss(network, batch, VTraceConfig(), 0.01).total
     loss.backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     assert all(gradient is not None for gradient in gradients)

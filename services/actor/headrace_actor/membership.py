@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from headrace.config import AgentConfig, EnvConfig, EvaluationConfig, ModelConfig
+from headrace.config import EnvConfig, EvaluationConfig, ModelConfig, parse_agent
+from headrace.config_sections import Section
 from headrace.envs.spaces import Spaces
 from headrace.errors import ComponentLost
 from headrace.rpc.channel import details, retrying
@@ -38,7 +39,7 @@ class Assignment:
     incarnation: int
     seed: int
     env: EnvConfig
-    agent: AgentConfig
+    agent: Section
     model: ModelConfig
     evaluation: EvaluationConfig
     imports: tuple[str, ...]
@@ -54,7 +55,7 @@ class Assignment:
             incarnation=reply.incarnation,
             seed=reply.seed,
             env=EnvConfig.model_validate(config["env"]),
-            agent=AgentConfig.model_validate(config["agent"]),
+            agent=parse_agent(config["agent"]),
             model=ModelConfig.model_validate(config["model"]),
             evaluation=EvaluationConfig.model_validate(config.get("evaluation", {})),  # off, unless it says otherwise
             imports=tuple(config["imports"]),
