@@ -132,6 +132,8 @@ class ActorConfig(Section):
 class ReplayConfig(Section):
     """The table that lies between actors and learner, and the window that bounds what is in flight."""
 
+    codec: Literal["none", "lz4"] = "none"
+    """Compression of payloads on their way and in the table; lz4 is worth it for images."""
     max_items: Whole = Field(default=64, ge=1)
     """Unrolls the table holds at most (count); at least learner.batch_size."""
     max_bytes: Whole = Field(default=256 * MIB, ge=1)
