@@ -8,21 +8,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, model_validator
 
+from headrace.agents.apex import ApeXConfig
+from headrace.agents.r2d2 import R2D2Config
+from headrace.agents.vtrace import VTraceConfig
 from headrace.config_errors import ContradictionError, explain
 from headrace.config_keys import ConfigKeys
 from headrace.config_layers import Origins, flow, merge, presets, read_layers
 from headrace.config_sections import (
     ActorConfig,
-    AgentConfig,
     EnvConfig,
     EvaluationConfig,
     LearnerConfig,
     ModelConfig,
     ModuleName,
+    OwnAgentConfig,
     ReplayConfig,
     Section,
     StopConfig,
@@ -35,7 +38,6 @@ from headrace.schedule import Schedule, Whole
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
     "ActorConfig",
-    "AgentConfig",
     "EnvConfig",
     "EvaluationConfig",
     "LearnerConfig",
@@ -51,9 +53,31 @@ __all__ = [
     "config_keys",
     "dump_schema",
     "load_config",
+    "parse_agent",
     "presets",
     "resolve_config",
 ]
+
+
+def _algorithm(agent: Any) -> str:
+    """Which of the sections below a value for `agent` is: by its name, or else by its class."""
+    name = agent.get("name", "vtrace") if isinstance(agent, Mapping) else getattr(agent, "name", "vtrace")
+    return "own" if isinstance(name, str) and ":" in name else str(name)
+
+
+Algorithm = Annotated[
+    Annotated[VTraceConfig, Tag("vtrace")]
+    | Annotated[R2D2Config, Tag("r2d2")]
+    | Annotated[ApeXConfig, Tag("apex")]
+    | Annotated[OwnAgentConfig, Tag("own")],
+    Discriminator(_algorithm),
+]
+
+
+def parse_agent(values: Any) -> Section:
+    """The section `agent` of a configuration, from plain values that a RunConfig once had."""
+    agent: Section = TypeAdapter(Algorithm).validate_python(values)
+    return agent
 
 
 class RunConfig(Section):
@@ -67,7 +91,7 @@ class RunConfig(Section):
     """Modules imported wherever user code is needed, such as those that register environments."""
     env: EnvConfig
     """The environment."""
-    agent: AgentConfig = AgentConfig()
+    agent: Algorithm = VTraceConfig()
     """The algorithm."""
     model: ModelConfig = ModelConfig()
     """The network."""
@@ -86,13 +110,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        replay, learner, agent, model = self.replay, self.learner, self.agent, self.model
+        replay, learner, model = self.replay, self.learner, self.model
         if replay.max_items < learner.batch_size:
             given: dict[str, Any] = {"replay.max_items": replay.max_items, "learner.batch_size": learner.batch_size}
             raise ContradictionError(given, "is below", "no batch would ever fill")
-        if agent.clip_rho < agent.clip_c:
-            given = {"agent.clip_rho": agent.clip_rho, "agent.clip_c": agent.clip_c}
-            raise ContradictionError(given, "is below", "V-trace needs rho-bar >= c-bar")
+        if learner.batch_size % replay.shards:
+            given = {"learner.batch_size": learner.batch_size, "replay.shards": replay.shards}
+            raise ContradictionError(given, "is no multiple of", "every shard gives an equal part of a batch at a time")
         if model.kwargs and model.network is None:
             given = {"model.kwargs": model.kwargs, "model.network": None}
             raise ContradictionError(given, "does not go with", "only an own network takes keyword arguments")

@@ -41,11 +41,18 @@ def explain(
             lines.setdefault((), contradiction.described(origins))
             continue
         loc = tuple(problem["loc"])
+        if not loc:  # a validator of an own algorithm's settings says what is wrong with them as a whole
+            lines.setdefault((), problem["msg"] if contradiction is None else str(contradiction))
+            continue
+        if loc[0] == "agent":  # pydantic puts the algorithm's name in between
+            loc = ("agent", "name") if problem["type"] == "union_tag_invalid" else ("agent", *loc[2:])
         path, given = _given(loc, values)
         missing = problem["type"] == "missing" and not isinstance(loc[-1], int)
         if missing:
             path = ("env", "id") if loc == ("env",) else loc
             text = f"missing from {_place(path, origins, source)}; expected {keys.expected(path)}"
+        elif problem["type"] == "extra_forbidden" and keys.exists(path):
+            text = f"set in {_place(path, origins, source)}, and no setting of the algorithm that agent.name chooses"
         elif problem["type"] == "extra_forbidden":
             text = f"unknown key in {_place(path, origins, source)}; {keys.way_out(path)}"
         else:

@@ -27,7 +27,7 @@ class ConfigKeys:
 
     def __init__(self, schema: Mapping[str, Any]) -> None:
         self._schema = schema
-        self.names: tuple[str, ...] = tuple(dotted(path) for path in self._leaves((), schema))
+        self.names: tuple[str, ...] = tuple(dict.fromkeys(dotted(path) for path in self._leaves((), schema)))
         """All dotted keys: `learner.lr`, and `learner.lr.start` where a key may also be a mapping."""
 
     def exists(self, path: KeyPath) -> bool:
@@ -36,7 +36,7 @@ class ConfigKeys:
     def is_section(self, path: KeyPath) -> bool:
         """Whether the key is a group of keys, such as `learner`."""
         node = self._node(path)
-        return node is not None and "properties" in node
+        return node is not None and all("properties" in option for option in self._options(node))
 
     def is_free(self, path: KeyPath) -> bool:
         """Whether the key is a mapping that takes any key, such as `env.kwargs`."""
@@ -46,7 +46,9 @@ class ConfigKeys:
     def children(self, path: KeyPath) -> list[str]:
         """The keys below `path`."""
         node = self._node(path)
-        return [] if node is None else [key for option in self._options(node) for key in option.get("properties", ())]
+        if node is None:
+            return []
+        return list(dict.fromkeys(key for option in self._options(node) for key in option.get("properties", ())))
 
     def unknown(self, values: Mapping[Any, Any], above: KeyPath = ()) -> KeyPath | None:
         """The path of the first key in `values` that does not exist."""
@@ -84,8 +86,10 @@ class ConfigKeys:
 
     def _words(self, node: Mapping[str, Any]) -> str:
         node = self._resolve(node)
-        if "anyOf" in node:
-            return ", or ".join(dict.fromkeys(self._words(option) for option in node["anyOf"]))
+        if alternatives := _alternatives(node):
+            if len(alternatives) > 1 and all("properties" in option for option in self._options(node)):
+                return "a mapping"
+            return ", or ".join(dict.fromkeys(self._words(option) for option in alternatives))
         if "enum" in node:
             return "one of " + ", ".join(str(value) for value in node["enum"])
         if "const" in node:
@@ -115,8 +119,8 @@ class ConfigKeys:
         for part in path:
             if node is None:
                 return None
-            below = (self._below(option, part) for option in self._options(node))
-            node = next((found for found in below if found is not None), None)
+            below = [found for option in self._options(node) if (found := self._below(option, part)) is not None]
+            node = None if not below else below[0] if len(below) == 1 else {"anyOf": below}
         return node
 
     def _below(self, node: Mapping[str, Any], part: str | int) -> Mapping[str, Any] | None:
@@ -129,10 +133,11 @@ class ConfigKeys:
         return None if found is None else self._resolve(found)
 
     def _options(self, node: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """The alternatives a value may follow: the node itself, or those of its `anyOf`."""
-        if "anyOf" not in node:
+        """The alternatives a value may follow: the node itself, or those of its `anyOf` or `oneOf`."""
+        alternatives = _alternatives(node)
+        if not alternatives:
             return [node]
-        return [deep for option in node["anyOf"] for deep in self._options(self._resolve(option))]
+        return [deep for option in alternatives for deep in self._options(self._resolve(option))]
 
     def _resolve(self, node: Mapping[str, Any]) -> Mapping[str, Any]:
         while "$ref" in node:
@@ -141,11 +146,16 @@ class ConfigKeys:
 
     def _leaves(self, path: KeyPath, node: Mapping[str, Any]) -> Iterator[KeyPath]:
         node = self._resolve(node)
-        if path and "properties" not in node:
+        if path and not all("properties" in option for option in self._options(node)):
             yield path
         for option in self._options(node):
             for key, below in option.get("properties", {}).items():
                 yield from self._leaves((*path, key), below)
+
+
+def _alternatives(node: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    found: Sequence[Mapping[str, Any]] = node.get("anyOf", node.get("oneOf", ()))
+    return found
 
 
 def _bounds(node: Mapping[str, Any]) -> str:

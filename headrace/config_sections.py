@@ -73,30 +73,25 @@ class EnvConfig(Section):
 
 
 class AgentConfig(Section):
-    """The algorithm: V-trace actor-critic (IMPALA, Espeholt et al. 2018)."""
+    """What the settings of every built-in algorithm begin with; each has its own in its file under headrace/agents."""
 
-    name: Literal["vtrace"] = "vtrace"
+    name: str
     """The algorithm."""
-    unroll_length: Whole = Field(default=20, ge=1)
-    """Ticks per unroll, T (count)."""
     discount: Number = Field(default=0.99, ge=0, le=1)
     """Discount gamma per tick (ratio)."""
-    lambda_: Number = Field(default=1.0, ge=0, le=1)
-    """Trace decay lambda of the V-trace targets (ratio)."""
-    clip_rho: Number = Field(default=1.0, gt=0)
-    """Limit rho-bar of the importance weights in the value targets (ratio); at least clip_c."""
-    clip_c: Number = Field(default=1.0, gt=0)
-    """Limit c-bar of the traces (ratio)."""
-    clip_pg_rho: Number = Field(default=1.0, gt=0)
-    """Limit of the importance weights in the policy gradient (ratio)."""
-    entropy_cost: Schedule = Schedule.constant(0.01)
-    """Weight of the entropy bonus (loss per nat), a number or a schedule over trained steps."""
-    baseline_cost: Number = Field(default=0.5, ge=0)
-    """Weight of the value loss (ratio)."""
     reward_clip: PositiveNumber | None = None
     """Rewards are clipped to [-c, c] on the learner (reward units); null: not clipped. Statistics stay raw."""
     reward_scale: PositiveNumber = 1.0
     """Factor on the (clipped) rewards on the learner: values of about 1 to 10 are learnt fastest (ratio)."""
+
+
+class OwnAgentConfig(Section):
+    """An algorithm of the user's."""
+
+    name: ImportPath
+    """Import path module:Class of an own algorithm; vtrace, r2d2 or apex: a built-in one."""
+    kwargs: Kwargs = {}
+    """The settings of an own algorithm, for its Config."""
 
 
 class ModelConfig(Section):
@@ -132,16 +127,34 @@ class ActorConfig(Section):
 class ReplayConfig(Section):
     """The table that lies between actors and learner, and the window that bounds what is in flight."""
 
+    sampler: Literal["auto", "fifo", "uniform", "prioritized"] = "auto"
+    """How items are drawn: fifo (each once, oldest first), uniform, prioritized, or auto: as the algorithm has it."""
+    shards: PositiveWhole = 1
+    """Replay processes that `headrace train` starts, and that share the limits below evenly (count)."""
+    codec: Literal["none", "lz4"] = "none"
+    """Compression of items, on their way and in the table: lz4 is worth it for images."""
     max_items: Whole = Field(default=64, ge=1)
-    """Unrolls the table holds at most (count); at least learner.batch_size."""
+    """Items the table holds at most, over all shards (count); at least learner.batch_size."""
     max_bytes: Whole = Field(default=256 * MIB, ge=1)
-    """Payload the table holds at most (bytes)."""
+    """Payload the table holds at most, over all shards (bytes)."""
+    min_size: PositiveWhole | None = None
+    """Items before the first draw (count); null: a batch. Not for fifo."""
+    samples_per_insert: PositiveNumber | None = None
+    """Items drawn per item inserted, which the rate limiter holds (ratio); null: 1. Not for fifo."""
+    error_buffer: PositiveNumber | None = None
+    """How far draws may run ahead or behind (items); null: a tenth of samples_per_insert x min_size, or what a batch
+    needs, if that is more. Not for fifo."""
+    priority_exponent: Number | None = Field(default=None, ge=0)
+    """Exponent alpha of the priorities (ratio); null: 0.6. For prioritized only."""
+    importance_exponent: Number | None = Field(default=None, ge=0, le=1)
+    """Exponent beta of the importance weights (ratio); null: 0.4. For prioritized only."""
     window_items: Whole = Field(default=128, ge=1)
-    """Unrolls that one actor may have sent and not yet acknowledged (count)."""
+    """Items that one actor may have sent and not yet acknowledged (count)."""
     window_bytes: Whole = Field(default=64 * MIB, ge=1)
     """Payload that one actor may have sent and not yet acknowledged (bytes)."""
     shard_patience_s: Number = Field(default=300.0, gt=0)
-    """How long an actor keeps a lost shard's unacknowledged items before it drops them as in doubt (seconds)."""
+    """How long an actor keeps a lost shard's unacknowledged items before it drops them as in doubt and goes to another
+    shard (seconds)."""
 
 
 class LearnerConfig(Section):
@@ -150,7 +163,7 @@ class LearnerConfig(Section):
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes; auto: cuda where there is one."""
     batch_size: Whole = Field(default=32, ge=1)
-    """Unrolls per update, B (count)."""
+    """Items per update, B (count); a multiple of replay.shards."""
     prefetch: Whole = Field(default=1, ge=0)
     """Batches asked for ahead of the update (count); each adds to the policy lag. 0: the next one when it is done."""
     optimizer: Literal["adam", "rmsprop"] = "adam"

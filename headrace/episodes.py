@@ -6,14 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from headrace.agents import vtrace
+from headrace.agents.agent import Actions, greedy
 from headrace.envs.slots import Slots
-from headrace.models.policy import Policy
+from headrace.models.policy import Policy, PolicyOutput
 
-Choose = Callable[[npt.NDArray[np.float32]], npt.NDArray[np.int64]]
-"""Zero-based actions [N] for logits [N, A]."""
+Choose = Callable[[PolicyOutput], Actions]
+"""Zero-based actions [N] for what the network says of N observations."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ def play(
     seeds: Sequence[int],
     episodes: int,
     *,
-    choose: Choose = vtrace.greedy,
+    choose: Choose = greedy,
     stopping: Callable[[], bool] = lambda: False,
     stepped: Callable[[int], None] = lambda valid: None,
 ) -> list[Episode] | None:
@@ -56,8 +55,8 @@ def play(
         if stopping():
             return None
         seen = np.array(observation, dtype, order="C")  # a copy: the environment may reuse its array
-        logits, state = policy.step(seen, first, action, reward, state)
-        action = choose(logits)
+        output, state = policy.step(seen, first, action, reward, state)
+        action = choose(output)
         observation, reward, terminated, truncated = slots.step(action)
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
         reward = np.where(valid, reward, np.float32(0))

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from headrace.agents import vtrace
+from headrace.agents import agent as agents
 from headrace.config import RunConfig, load_config
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import make_slots
@@ -63,7 +63,7 @@ def evaluate(
     try:
         if difference := policy.spaces.difference(slots.spaces):
             raise ConfigError(f"the environment does not fit the policy: {difference}")
-        choose = vtrace.greedy if greedy else _drawn(policy_generator(seed, _NO_ACTOR, 0))
+        choose = agents.greedy if greedy else _explored(policy, slots.num_slots, policy_generator(seed, _NO_ACTOR, 0))
         seeds = slot_seeds(seed, _NO_ACTOR, 0, slots.num_slots)
         played = play(slots, policy.inference, seeds, episodes, choose=choose)
     finally:
@@ -72,9 +72,10 @@ def evaluate(
     return played
 
 
-def _drawn(random: np.random.Generator) -> Choose:
-    """The choice that an actor makes in training."""
-    return lambda logits: vtrace.act(logits, random)[0]
+def _explored(policy: LoadedPolicy, slots: int, random: np.random.Generator) -> Choose:
+    """The choice that an actor's first slot makes in training, which explores the least, in every slot."""
+    explorer = policy.agent.explorer(np.zeros(slots, np.int64))
+    return lambda output: explorer.act(output, random)[0]
 
 
 def overridden(config: RunConfig, flags: Sequence[tuple[str, str]], environ: Mapping[str, str]) -> RunConfig:

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from headrace.agents import vtrace
+from headrace.agents.agent import Agent
+from headrace.agents.agent import greedy as greedy_action
+from headrace.agents.registry import make_agent
 from headrace.checkpoints import Checkpoint, find_checkpoint
 from headrace.config import RunConfig
 from headrace.envs.spaces import Spaces
@@ -56,6 +58,8 @@ class LoadedPolicy:
     """The PyTorch module with the parameters, on the CPU, in eval mode; it is what acts."""
     inference: TorchPolicy
     """Steps the network for N environments at a time, as in an actor; keeps nothing of them."""
+    agent: Agent[Any]
+    """The algorithm that it was trained by."""
     config: RunConfig
     """The run's whole configuration."""
     spaces: Spaces
@@ -72,6 +76,8 @@ class LoadedPolicy:
         self.network, self.inference = network, TorchPolicy(network)
         torch.set_num_threads(threads)  # an actor wants one thread; this is the caller's process
         self.config, self.spaces = config, spaces
+        self.agent = make_agent(config.agent, spaces, self.inference.state_spec())
+        self._explorer = self.agent.explorer(np.zeros(1, np.int64))
         self.checkpoint, self.updates = checkpoint, updates
         self._random = np.random.default_rng(seed)
         self._state: NumpyState = self.inference.initial_state(1)
@@ -89,20 +95,20 @@ class LoadedPolicy:
             `spaces.observation`.
         reward: what `step` returned together with this observation; not looked at where the episode begins.
             None counts as 0, and is refused if the network sees it (`model.previous_inputs`).
-        greedy: the most probable action; False: one drawn from the softmax policy, as in training.
+        greedy: the best action; False: one as in training, by the algorithm's own way to explore, at its least.
         Raises ValueError, in one line, for an observation that is another than the network was made for.
         """
         seen = self._observed(observation)
         if reward is None and self.config.model.previous_inputs and not self._first:
             raise ValueError("reward: missing; this network sees the previous reward: act(observation, reward=reward)")
-        logits, self._state = self.inference.step(
+        output, self._state = self.inference.step(
             seen,
             np.array([self._first]),
             self._previous_action,
             np.array([0.0 if reward is None else reward], np.float32),
             self._state,
         )
-        self._previous_action = vtrace.greedy(logits) if greedy else vtrace.act(logits, self._random)[0]
+        self._previous_action = greedy_action(output) if greedy else self._explorer.act(output, self._random)[0]
         self._first = False
         return int(self._previous_action[0]) + self.spaces.action.start
 

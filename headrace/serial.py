@@ -13,10 +13,11 @@ from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
 
+import numpy as np
 import torch
 from prometheus_client import CollectorRegistry
 
-from headrace.agents import vtrace
+from headrace.agents.registry import make_agent
 from headrace.config import RunConfig
 from headrace.ending import conclusion, resume_line
 from headrace.envs.slots import make_slots
@@ -36,7 +37,7 @@ from headrace.telemetry.progress import ProgressView
 from headrace.telemetry.recorder import Recorder
 from headrace.unroll import pack_version
 from headrace.wire.items import Item
-from headrace.wire.messages import UNROLLS
+from headrace.wire.messages import UNROLLS, Floats
 from headrace.wire.payload import PayloadSchema
 from headrace_actor.collector import Collector, Identity, Observers, Weights
 from headrace_learner.account import Account
@@ -81,14 +82,14 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
         raise ConfigError(f"the environment does not fit the run: {difference}")
     folder.write_spaces(spaces)
     network = build_network(config.model, spaces)
-    schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
-    open_request(folder.run, folder.epoch, config, schema)  # refuses the limits that replay would refuse
-    trainer = Trainer(network, config, device)
+    agent = make_agent(config.agent, spaces, state_spec(network))
+    open_request(folder.run, folder.epoch, config, agent.schema)  # refuses the limits that replay would refuse
+    trainer = Trainer(network, agent, config, device)
     roster = Roster(folder.epoch, float("inf"), config.stop, metrics)
     if folder.checkpoint is not None:
         resume(folder.checkpoint, trainer, roster)
     elif options.init_from is not None:
-        init_from(options.init_from, network)
+        init_from(options.init_from, trainer)
 
     policies = [make_policy(config.model, spaces) for _ in slots]
     publisher = DirectPublisher(folder.epoch, policies[0].decode)
@@ -98,10 +99,10 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
         actor = SerialActor(index, roster)
         identity = Identity(config.seed, actor.lease, actor.incarnation)
         observers = Observers(stepped=actor.stepped, episode=actor.episode)
-        actor.collector = Collector(own_slots, policy, schema, identity, publisher.newest, observers)
+        actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers)
         actors.append(actor)
     table = make_table(TableSpec(UNROLLS, "fifo", config.replay.max_items, config.replay.max_bytes))
-    stepping = Stepping(actors, table, schema, config.learner.batch_size, lifetime, LearnerLedger(metrics))
+    stepping = Stepping(actors, table, agent.schema, config.learner.batch_size, lifetime, LearnerLedger(metrics))
 
     view = ProgressView(sys.stdout)
     account = Account(config, trainer, roster, TableView(table), stepping.ledger)
@@ -154,8 +155,9 @@ class SerialActor:
     def stepped(self, inference_s: float, env_s: float, valid: int) -> None:
         self._steps += valid
 
-    def episode(self, return_: float, length: int) -> None:
-        self._returns.append(return_)
+    def episode(self, return_: float, length: int, judged: bool) -> None:
+        if judged:
+            self._returns.append(return_)
 
     def report(self, *, leaving: bool = False) -> None:
         self._reports += 1
@@ -207,6 +209,9 @@ class Stepping:
                 actor.ledger.acknowledged += count
         return self._draw()
 
+    def prioritize(self, priorities: Floats) -> None:
+        """A fifo table has no priorities."""
+
     def ask(self) -> None:
         """Nothing is got ready ahead: `next` steps the environments itself."""
 
@@ -226,9 +231,7 @@ class Stepping:
         self._schema.fill(self._buffer, draw.payloads)
         return LoadedBatch(
             views=self._views,
-            ids=draw.ids,
-            probabilities=draw.probabilities,
-            table_size=draw.table_size,
+            weights=np.ones(self._batch_size, np.float32),
             new_ticks=draw.new_ticks,
             versions=draw.versions,
             malformed=0,

@@ -35,6 +35,10 @@ TERMINATED = "terminated"
 TRUNCATED = "truncated"
 VALID = "valid"
 VERSION = "version"
+# Only where several ticks were folded into one: what the tail is discounted by, and what came right before the tail.
+DISCOUNT = "discount"
+TAIL_ACTION = "tail_action"
+TAIL_REWARD = "tail_reward"
 STATE = "state"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
@@ -188,3 +192,8 @@ class UnrollWriter:
             raise ValueError(f"an unroll of {self.length} ticks cannot be closed after {self._tick}")
         self.observe(observation, first)
         return self._rows, self._views[VALID].sum(axis=1, dtype=np.int64)
+
+    @property
+    def views(self) -> dict[str, npt.NDArray[Any]]:
+        """The fields of the unroll, [N, ...] each."""
+        return self._views

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import numpy.typing as npt
 
 from headrace import unroll
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from headrace.models.network import Network, NetworkOutput
+    from headrace.config_sections import AgentConfig
+    from headrace.models.network import Network, NetworkInput, NetworkOutput
 else:
     torch = LazyModule("torch")  # actors import this file too, by way of the agents, and do without
 
@@ -36,16 +38,32 @@ class UnrollBatch:
     state: Mapping[str, Tensor]  # [B, ...], before tick 0
     previous_action: Tensor  # [B]
     previous_reward: Tensor  # [B]
+    weights: Tensor  # [B] float32: how much each counts (importance weights of replay)
+    # Only where the actor has folded several ticks into one:
+    discount: Tensor | None = None  # [T, B] float32, of what follows
+    tail_action: Tensor | None = None  # [B] int64, the action right before the tail
+    tail_reward: Tensor | None = None  # [B] float32
 
     @classmethod
-    def from_views(cls, views: Mapping[str, npt.NDArray[Any]], device: torch.device) -> UnrollBatch:
-        """Takes the payload views [B, T, ...] to the device, and only there turns them to time first."""
+    def from_views(
+        cls,
+        views: Mapping[str, npt.NDArray[Any]],
+        device: torch.device,
+        weights: npt.NDArray[np.float32] | None = None,
+    ) -> UnrollBatch:
+        """Takes the payload views [B, T, ...] to the device, and only there turns them to time first.
+
+        weights: [B]; None: all count alike.
+        """
 
         def field(name: str) -> Tensor:
             return torch.from_numpy(views[name]).to(device, non_blocking=True)
 
         def time_first(name: str) -> Tensor:
             return field(name).transpose(0, 1)
+
+        def if_any(name: str) -> Tensor | None:
+            return field(name) if name in views else None
 
         def leaves(tree: str) -> list[str]:
             return [name for name in views if name.startswith(tree + "/")]
@@ -63,14 +81,41 @@ class UnrollBatch:
             state={name.partition("/")[2]: field(name) for name in leaves(unroll.STATE)},
             previous_action=field(unroll.PREVIOUS_ACTION),
             previous_reward=field(unroll.PREVIOUS_REWARD),
+            weights=torch.from_numpy(np.ones(len(views[unroll.VALID]), np.float32) if weights is None else weights).to(
+                device, non_blocking=True
+            ),
+            discount=time_first(unroll.DISCOUNT) if unroll.DISCOUNT in views else None,
+            tail_action=if_any(unroll.TAIL_ACTION),
+            tail_reward=if_any(unroll.TAIL_REWARD),
         )
+
+
+def inputs_of(batch: UnrollBatch) -> NetworkInput:
+    """What the network saw at every tick and the tail, [T+1, B, ...]."""
+    from headrace.models.network import NetworkInput
+
+    previous_action = torch.cat([batch.previous_action[None], batch.action])
+    previous_reward = torch.cat([batch.previous_reward[None], batch.reward])
+    if batch.tail_action is not None and batch.tail_reward is not None:
+        previous_action[-1], previous_reward[-1] = batch.tail_action, batch.tail_reward
+    return NetworkInput(batch.observation, batch.first, previous_action, previous_reward)
 
 
 def evaluate(network: Network, batch: UnrollBatch) -> NetworkOutput:
     """Logits [T+1, B, A] and values [T+1, B] at every tick and the tail, from the stored state at the head."""
-    from headrace.models.network import NetworkInput, scan
+    from headrace.models.network import scan
 
-    previous_action = torch.cat([batch.previous_action[None], batch.action])
-    previous_reward = torch.cat([batch.previous_reward[None], batch.reward])
-    inputs = NetworkInput(batch.observation, batch.first, previous_action, previous_reward)
-    return scan(network, inputs, batch.state)
+    return scan(network, inputs_of(batch), batch.state)[0]
+
+
+def learner_rewards(batch: UnrollBatch, config: AgentConfig) -> Tensor:
+    """The rewards that are learnt from [T, B]: clipped, then scaled, as the settings say."""
+    rewards = batch.reward
+    if config.reward_clip is not None:
+        rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+    return rewards if config.reward_scale == 1.0 else rewards * config.reward_scale
+
+
+def discounts(batch: UnrollBatch, config: AgentConfig) -> Tensor:
+    """By how much what follows after each tick is discounted [T, B]: gamma, or 0 where the episode terminated."""
+    return torch.full_like(batch.reward, config.discount).masked_fill(batch.terminated, 0.0)

@@ -9,16 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, Self
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import Field, model_validator
 
-from headrace.agents.batch import UnrollBatch, evaluate
-from headrace.config import AgentConfig
+from headrace.agents.agent import Actions, Agent, Behaviour, Loss
+from headrace.agents.batch import UnrollBatch, discounts, evaluate, learner_rewards
+from headrace.config_errors import ContradictionError
+from headrace.config_sections import AgentConfig
 from headrace.envs.spaces import Spaces
-from headrace.errors import ConfigError
 from headrace.imports import LazyModule
+from headrace.schedule import Number, Schedule, Whole
 from headrace.unroll import unroll_schema
 from headrace.wire.payload import ArraySpec, PayloadSchema
 
@@ -27,22 +30,71 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headrace.models.network import Network, NetworkOutput
+    from headrace.models.policy import PolicyOutput
 else:
     torch = LazyModule("torch")  # acting does without
+
+
+class VTraceConfig(AgentConfig):
+    """The algorithm: V-trace actor-critic (IMPALA, Espeholt et al. 2018)."""
+
+    name: Literal["vtrace"] = "vtrace"
+    """The algorithm."""
+    unroll_length: Whole = Field(default=20, ge=1)
+    """Ticks per unroll, T (count)."""
+    lambda_: Number = Field(default=1.0, ge=0, le=1)
+    """Trace decay lambda of the V-trace targets (ratio)."""
+    clip_rho: Number = Field(default=1.0, gt=0)
+    """Limit rho-bar of the importance weights in the value targets (ratio); at least clip_c."""
+    clip_c: Number = Field(default=1.0, gt=0)
+    """Limit c-bar of the traces (ratio)."""
+    clip_pg_rho: Number = Field(default=1.0, gt=0)
+    """Limit of the importance weights in the policy gradient (ratio)."""
+    entropy_cost: Schedule = Schedule.constant(0.01)
+    """Weight of the entropy bonus (loss per nat), a number or a schedule over trained steps."""
+    baseline_cost: Number = Field(default=0.5, ge=0)
+    """Weight of the value loss (ratio)."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.clip_rho < self.clip_c:
+            given = {"agent.clip_rho": self.clip_rho, "agent.clip_c": self.clip_c}
+            raise ContradictionError(given, "is below", "V-trace needs rho-bar >= c-bar")
+        return self
+
+
+class VTrace(Agent[VTraceConfig]):
+    """Logits are those of a softmax policy, the value is the baseline."""
+
+    Config = VTraceConfig
+
+    def items_of(self, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
+        length, n = self.config.unroll_length, spaces.action.n
+        return unroll_schema(length, spaces.observation, spaces.action.array, behaviour_spec(n), state)
+
+    def explorer(self, indices: npt.NDArray[np.int64]) -> SoftmaxExplorer:
+        return SoftmaxExplorer(len(indices))
+
+    def loss(self, network: Network, target: Network | None, batch: UnrollBatch, steps: int) -> Loss:
+        return loss(network, batch, self.config, self.config.entropy_cost.value(steps))
+
+    def diagnose(self, loss: Loss, batch: UnrollBatch, steps: int) -> dict[str, float]:
+        return diagnose(loss.parts, batch, self.config, self.config.entropy_cost.value(steps))
+
+
+class SoftmaxExplorer:
+    """Draws from the softmax policy: exploration is the policy's own."""
+
+    def __init__(self, slots: int) -> None:
+        self.judged = np.ones(slots, np.bool_)
+
+    def act(self, output: PolicyOutput, random: np.random.Generator) -> tuple[Actions, Behaviour]:
+        return act(output.logits, random)
 
 
 def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
     """What the actor records of one tick besides the action."""
     return {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (num_actions,))}
-
-
-def payload_schema(config: AgentConfig, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
-    """What an unroll consists of in this run; actor and learner compute the same. ConfigError if it is too large."""
-    length = config.unroll_length
-    try:
-        return unroll_schema(length, spaces.observation, spaces.action.array, behaviour_spec(spaces.action.n), state)
-    except ValueError as error:
-        raise ConfigError(f"agent.unroll_length: {length} ticks of this environment: {error}") from error
 
 
 # -- acting ----------------------------------------------------------------------------------------------------------
@@ -63,12 +115,6 @@ def act(
     action: npt.NDArray[np.int64] = (drawn >= cumulative[:, :-1]).sum(axis=1)
     log_prob = shifted[np.arange(len(action)), action] - np.log(cumulative[:, -1])
     return action, {"log_prob": log_prob, "logits": logits}
-
-
-def greedy(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    """The most probable action of each slot, the first of equals. logits: [N, A]. Returns [N], zero-based."""
-    action: npt.NDArray[np.int64] = logits.argmax(axis=1)
-    return action
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
@@ -144,29 +190,16 @@ class Targets:
     pg_advantages: Tensor  # [T, B], without
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    """A batch's loss (0-d, with gradient) and the targets behind it."""
-
-    total: Tensor
-    targets: Targets
-
-
-def targets(output: NetworkOutput, batch: UnrollBatch, config: AgentConfig) -> Targets:
+def targets(output: NetworkOutput, batch: UnrollBatch, config: VTraceConfig) -> Targets:
     """V-trace targets of a batch under the learner's own policy and values (`evaluate`'s output, [T+1, B])."""
     log_policy = torch.log_softmax(output.logits[:-1], dim=-1)
     log_prob = log_policy.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
     values = output.value[:-1]
-    rewards = batch.reward
-    if config.reward_clip is not None:
-        rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
-    if config.reward_scale != 1.0:
-        rewards = rewards * config.reward_scale
     log_ratios = log_prob.detach() - batch.behaviour["log_prob"]
     vs, pg_advantages = vtrace_targets(
         log_ratios,
-        torch.full_like(rewards, config.discount).masked_fill(batch.terminated, 0.0),
-        rewards,
+        discounts(batch, config),
+        learner_rewards(batch, config),
         values,
         output.value[-1],
         valid=batch.valid,
@@ -179,7 +212,7 @@ def targets(output: NetworkOutput, batch: UnrollBatch, config: AgentConfig) -> T
     return Targets(log_prob, entropy, values, log_ratios, vs, pg_advantages)
 
 
-def loss(network: Network, batch: UnrollBatch, config: AgentConfig, entropy_cost: float) -> Loss:
+def loss(network: Network, batch: UnrollBatch, config: VTraceConfig, entropy_cost: float) -> Loss:
     """policy + baseline_cost * baseline - entropy_cost * entropy, each the mean over the valid ticks.
 
     (IMPALA sums where this averages: learning rates and clip norms carry over only within one convention.)
@@ -187,35 +220,23 @@ def loss(network: Network, batch: UnrollBatch, config: AgentConfig, entropy_cost
     parts = targets(evaluate(network, batch), batch, config)
     per_tick = torch.addcmul(-entropy_cost * parts.entropy, parts.log_prob, parts.pg_advantages, value=-1.0)
     per_tick = per_tick + (0.5 * config.baseline_cost) * (parts.vs - parts.values).square()
+    per_tick = per_tick * batch.weights
     total = per_tick.masked_fill(~batch.valid, 0.0).sum() / batch.valid.sum().clamp(min=1)
     return Loss(total, parts)
 
 
-@dataclass(frozen=True, slots=True)
-class Diagnostics:
-    """What to watch of an update. The loss terms come without their costs."""
-
-    policy: float
-    baseline: float
-    entropy: float  # nats
-    clipped_rho_share: float
-    explained_variance: float
-
-
-def diagnose(parts: Targets, batch: UnrollBatch, config: AgentConfig) -> Diagnostics:
-    """Takes an update's loss apart, over the valid ticks; now and then, since it costs as much as a small loss."""
+def diagnose(parts: Targets, batch: UnrollBatch, config: VTraceConfig, entropy_cost: float) -> dict[str, float]:
+    """Takes an update's loss apart, over the valid ticks: the terms as they add up to it, and what they depend on."""
     with torch.no_grad():
-        return _diagnose(parts, batch, config)
-
-
-def _diagnose(parts: Targets, batch: UnrollBatch, config: AgentConfig) -> Diagnostics:
-    valid = batch.valid
-    vs, values = parts.vs[valid], parts.values[valid]
-    variance = vs.var(unbiased=False)
-    return Diagnostics(
-        policy=(-parts.log_prob * parts.pg_advantages)[valid].mean().item(),
-        baseline=0.5 * (vs - values).square().mean().item(),
-        entropy=parts.entropy[valid].mean().item(),
-        clipped_rho_share=(parts.log_ratios[valid] > math.log(config.clip_rho)).float().mean().item(),
-        explained_variance=(1.0 - (vs - values).var(unbiased=False) / variance).item() if variance > 0 else 0.0,
-    )
+        valid = batch.valid
+        vs, values = parts.vs[valid], parts.values[valid]
+        variance = vs.var(unbiased=False)
+        entropy = parts.entropy[valid].mean().item()
+        return {
+            "loss_policy": (-parts.log_prob * parts.pg_advantages)[valid].mean().item(),
+            "loss_baseline": config.baseline_cost * 0.5 * (vs - values).square().mean().item(),
+            "loss_entropy": -entropy_cost * entropy,
+            "entropy": entropy,
+            "clipped_rho_share": (parts.log_ratios[valid] > math.log(config.clip_rho)).float().mean().item(),
+            "explained_variance": (1.0 - (vs - values).var(unbiased=False) / variance).item() if variance > 0 else 0.0,
+        }

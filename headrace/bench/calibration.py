@@ -50,8 +50,8 @@ class BareLearner:
         import torch
 
         from headrace import unroll
-        from headrace.agents import vtrace
         from headrace.agents.batch import UnrollBatch
+        from headrace.agents.registry import make_agent
         from headrace.envs.slots import make_slots
         from headrace.models.build import build_network, state_spec
         from headrace_learner.trainer import Trainer, choose_device
@@ -59,18 +59,19 @@ class BareLearner:
         torch.set_num_threads(1)
         spaces = make_slots(config.env.model_copy(update={"num_envs": 1}), config.imports).spaces
         network = build_network(config.model, spaces)
-        schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
-        views = schema.views(schema.allocate(config.learner.batch_size))
+        agent = make_agent(config.agent, spaces, state_spec(network))
+        views = agent.schema.views(agent.schema.allocate(config.learner.batch_size))
         random = np.random.default_rng(config.seed)
         views[unroll.OBSERVATION][:] = random.standard_normal(views[unroll.OBSERVATION].shape)
         views[unroll.ACTION][:] = random.integers(0, spaces.action.n, views[unroll.ACTION].shape)
         views[unroll.VALID][:] = True
         views[unroll.REWARD][:] = 1.0
-        views[f"{unroll.BEHAVIOUR}/log_prob"][:] = -np.log(spaces.action.n)
+        if (log_prob := f"{unroll.BEHAVIOUR}/log_prob") in views:
+            views[log_prob][:] = -np.log(spaces.action.n)
         self._views = views
         self._batch_of = UnrollBatch.from_views
-        self.trainer = Trainer(network, config, choose_device(config.learner.device))
-        self.ticks = config.learner.batch_size * config.agent.unroll_length  # of the batch
+        self.trainer = Trainer(network, agent, config, choose_device(config.learner.device))
+        self.ticks = views[unroll.VALID].size  # of the batch
 
     def update(self) -> None:
         self.trainer.update(self._batch_of(self._views, self.trainer.device), self.ticks)

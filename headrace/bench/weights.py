@@ -11,6 +11,7 @@ import math
 import statistics
 from typing import Any
 
+from headrace.agents.vtrace import VTraceConfig
 from headrace.bench.arguments import WeightsArgs
 from headrace.bench.processes import START_S, Child, Children, Facts
 from headrace.bench.report import Report
@@ -27,6 +28,7 @@ _ROOM_S = 60.0  # beyond the measurement, for a busy machine
 def bench_weights(args: WeightsArgs) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
     config = config_of(args.megabytes)
+    assert isinstance(config.agent, VTraceConfig)
     report = Report(
         f"weights of {args.megabytes:g} MB, published after each update of "
         f"{config.learner.batch_size} x {config.agent.unroll_length} ticks",

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from headrace.config import ModelConfig
+from headrace.config_sections import ModelConfig
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.imports import load

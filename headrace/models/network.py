@@ -81,8 +81,8 @@ def step(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkO
     return output
 
 
-def scan(network: Network, inputs: NetworkInput, state: State) -> NetworkOutput:
-    """T ticks, [T, B, ...], from the state before the first of them: what `step` gives tick by tick."""
+def scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
+    """T ticks, [T, B, ...], from the state before the first: what `step` gives tick by tick. And the state after."""
     inputs = _fresh(inputs)
     ticks, width = inputs.first.shape
     if not state:  # without memory all ticks are one large batch
@@ -93,13 +93,13 @@ def scan(network: Network, inputs: NetworkInput, state: State) -> NetworkOutput:
             inputs.previous_reward.flatten(),
         )
         output, _ = network(flat, {})
-        return NetworkOutput(output.logits.view(ticks, width, -1), output.value.view(ticks, width))
+        return NetworkOutput(output.logits.view(ticks, width, -1), output.value.view(ticks, width)), state
     resets = [tick for tick, any_first in enumerate(inputs.first.any(dim=1).tolist()) if any_first and tick > 0]
     outputs = []
     for begin, end in pairwise([0, *resets, ticks]):
         output, state = network.sequence(inputs.ticks(begin, end), _reset(state, inputs.first[begin]))
         outputs.append(output)
-    return NetworkOutput(torch.cat([o.logits for o in outputs]), torch.cat([o.value for o in outputs]))
+    return NetworkOutput(torch.cat([o.logits for o in outputs]), torch.cat([o.value for o in outputs])), state
 
 
 def _fresh(inputs: NetworkInput) -> NetworkInput:

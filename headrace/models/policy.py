@@ -1,4 +1,4 @@
-"""Inference in the actor: N observations in, logits out, as numpy arrays, with whichever weights came last.
+"""Inference in the actor: N observations in, logits and values out, as numpy arrays, with whichever weights came last.
 
 Any network runs by PyTorch. The built-in MLP runs by numpy alone: at an actor's batch sizes PyTorch's overhead per
 operation is larger than the operations, and an actor without PyTorch starts in a fraction of the time and memory.
@@ -7,17 +7,23 @@ operation is larger than the operations, and an actor without PyTorch starts in 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.config import ModelConfig
+from headrace.config_sections import ModelConfig
 from headrace.envs.spaces import Spaces
-from headrace.models.numpy_mlp import NumpyMLP
 from headrace.wire.payload import ArraySpec
 
 NumpyState = Mapping[str, npt.NDArray[Any]]
+
+
+class PolicyOutput(NamedTuple):
+    """What a network says of N observations; the algorithm says what it means."""
+
+    logits: npt.NDArray[np.float32]  # [N, A]
+    value: npt.NDArray[np.float32]  # [N]
 
 
 class Policy(Protocol):
@@ -41,13 +47,15 @@ class Policy(Protocol):
         previous_action: npt.NDArray[np.int64],
         previous_reward: npt.NDArray[np.float32],
         state: NumpyState,
-    ) -> tuple[npt.NDArray[np.float32], NumpyState]:
-        """Logits [N, A] and the state after the tick."""
+    ) -> tuple[PolicyOutput, NumpyState]:
+        """The network's output and the state after the tick."""
 
 
 def make_policy(config: ModelConfig, spaces: Spaces) -> Policy:
     """The fastest way to run the run's network that there is. It acts once it has loaded parameters."""
     if config.network is None and config.core == "none":
+        from headrace.models.numpy_mlp import NumpyMLP
+
         return NumpyMLP(spaces.observation, spaces.action.n, config.hidden_sizes, config.activation)
     from headrace.models.build import build_network
     from headrace.models.torch_policy import TorchPolicy

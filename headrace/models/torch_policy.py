@@ -14,6 +14,7 @@ from headrace.models.build import state_spec
 from headrace.models.network import Network, NetworkInput, step
 from headrace.models.numpy_mlp import check_shapes
 from headrace.models.parameters import decode_parameters
+from headrace.models.policy import PolicyOutput
 from headrace.wire.payload import ArraySpec
 
 
@@ -48,7 +49,7 @@ class TorchPolicy:
         previous_action: npt.NDArray[np.int64],
         previous_reward: npt.NDArray[np.float32],
         state: Mapping[str, npt.NDArray[Any]],
-    ) -> tuple[npt.NDArray[np.float32], Mapping[str, npt.NDArray[Any]]]:
+    ) -> tuple[PolicyOutput, Mapping[str, npt.NDArray[Any]]]:
         inputs = NetworkInput(
             torch.from_numpy(observation),
             torch.from_numpy(first),
@@ -56,4 +57,5 @@ class TorchPolicy:
             torch.from_numpy(previous_reward),
         )
         output, after = step(self._network, inputs, {name: torch.from_numpy(leaf) for name, leaf in state.items()})
-        return output.logits.numpy(), {name: leaf.numpy() for name, leaf in after.items()}
+        said = PolicyOutput(output.logits.numpy(), output.value.numpy())
+        return said, {name: leaf.numpy() for name, leaf in after.items()}

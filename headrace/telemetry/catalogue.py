@@ -292,6 +292,8 @@ class LearnerMetrics(ServerMetrics):
         self.clipped_rho_share = gauge(
             "clipped_rho_share", "ratio", "Share of importance ratios clipped in the last batch"
         )
+        self.td_error = gauge("td_error", "value", "Mean size of the TD errors of the last batch, of Q-learning")
+        self.q_value = gauge("q_value", "value", "Mean Q-value of the actions of the last batch, as the network has it")
         self.explained_variance = gauge(
             "explained_variance", "ratio", "1 - Var(targets - values) / Var(targets) in the last batch"
         )

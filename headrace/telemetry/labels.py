@@ -100,6 +100,7 @@ class LossComponent(StrEnum):
     POLICY = "policy"
     BASELINE = "baseline"
     ENTROPY = "entropy"
+    TD = "td"
     TOTAL = "total"
 
 

@@ -27,7 +27,7 @@ import psutil
 import torch
 from prometheus_client import CollectorRegistry
 
-from headrace.agents import vtrace
+from headrace.agents.registry import make_agent
 from headrace.arguments import Address
 from headrace.config import EnvConfig, RunConfig
 from headrace.launch import Ports
@@ -305,7 +305,7 @@ class LearnerParts:
         spaces = self.definition.wait(self.stopping, Deadline(START_S, "the first actor to describe itself").check)
         assert spaces is not None
         self.network = build_network(self.config.model, spaces)
-        self.schema = vtrace.payload_schema(self.config.agent, spaces, state_spec(self.network))
+        self.schema = make_agent(self.config.agent, spaces, state_spec(self.network)).schema
         assert self.publisher.publish(self.network, 0)
         assert self.link.open(open_request(RUN, EPOCH, self.config, self.schema))
         self.definition.opened.set_result(Opened(self.schema, self.link.items_address))
@@ -320,7 +320,7 @@ class LearnerParts:
     def next(self, timeout_s: float = START_S) -> LoadedBatch:
         """The next batch; fails the test if there is none in time."""
         batch = until(lambda: self.loader.next(0.5), "a batch", timeout_s)
-        self.loader.ledger.train(len(batch.ids))
+        self.loader.ledger.train(len(batch.new_ticks))
         return cast(LoadedBatch, batch)
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from harness import (
     until,
 )
 
-from headrace.agents import vtrace
+from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
@@ -56,7 +56,8 @@ def stopped_run(path: Path) -> str:
     folder = RunFolder.open(path, CONFIG, "auto")
     spaces = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
     folder.write_spaces(spaces)
-    trainer = Trainer(seeded_network(lambda: build_network(CONFIG.model, spaces), 99), CONFIG, torch.device("cpu"))
+    network = seeded_network(lambda: build_network(CONFIG.model, spaces), 99)
+    trainer = Trainer(network, make_agent(CONFIG.agent, spaces, {}), CONFIG, torch.device("cpu"))
     tensors, facts = trainer.state()
     facts |= {"updates": UPDATES, "trained_steps": 50, "episodes": 0, "returns": []}
     folder.checkpoints.save(UPDATES, tensors, facts)
@@ -115,7 +116,7 @@ def test_an_actor_makes_nothing_and_is_not_ready_before_its_first_weights(proces
         processes.service("actor", "--learner", learner.address, metrics_port=port)
         spaces = learner.definition.wait(learner.stopping, Deadline(START_S, "the actor to describe itself").check)
         assert spaces is not None
-        schema = vtrace.payload_schema(CONFIG.agent, spaces, {})
+        schema = make_agent(CONFIG.agent, spaces, {}).schema
         replay.open(open_request(RUN, EPOCH, CONFIG, schema))
         learner.definition.opened.set_result(Opened(schema, replay.items))
         # From here on it may deliver, and the learner has published nothing.

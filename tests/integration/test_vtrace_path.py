@@ -15,7 +15,9 @@ from torch import Tensor
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch, evaluate
-from headrace.config import AgentConfig, RunConfig
+from headrace.agents.registry import make_agent
+from headrace.agents.vtrace import VTraceConfig
+from headrace.config import RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics
@@ -74,7 +76,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
             "replay": {"max_items": SLOTS},
         }
     )
-    schema = vtrace.payload_schema(config.agent, SPACES, {})
+    schema = make_agent(config.agent, SPACES, {}).schema
     writer = UnrollWriter(schema, SLOTS)
     slots = np.arange(SLOTS)
 
@@ -104,15 +106,15 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
             assert stream.wait_for_room(SLOTS, threading.Event(), lambda: None)
             stream.put(items)
             loaded = until(lambda: loader.next(0.1), "the batch")
-            views = {name: np.array(view) for name, view in loaded.views.items()}
+            views, weights = {name: np.array(view) for name, view in loaded.views.items()}, loaded.weights
         finally:
             stream.leave()
             loader.close()
-    return UnrollBatch.from_views(views, torch.device("cpu"))
+    return UnrollBatch.from_views(views, torch.device("cpu"), weights)
 
 
 def targets(batch: UnrollBatch, lambda_: float = 1.0) -> vtrace.Targets:
-    config = AgentConfig(discount=0.9, lambda_=lambda_)
+    config = VTraceConfig(discount=0.9, lambda_=lambda_)
     return vtrace.targets(evaluate(Table(), batch), batch, config)
 
 

@@ -13,7 +13,9 @@ from faulty_environments import LAYOUTS, STRANGE, WIDER
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch, evaluate
-from headrace.config import AgentConfig, EnvConfig, ModelConfig
+from headrace.agents.registry import make_agent
+from headrace.agents.vtrace import VTraceConfig
+from headrace.config import EnvConfig, ModelConfig
 from headrace.envs.slots import Slots, make_slots
 from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
@@ -22,7 +24,7 @@ from headrace.models.parameters import encode_parameters, parameters_of
 from headrace.models.policy import make_policy
 from headrace_actor.collector import Collector, Identity, Weights
 
-AGENT = AgentConfig(unroll_length=10)
+AGENT = VTraceConfig(unroll_length=10)
 MODEL = ModelConfig(hidden_sizes=(16,), activation="tanh")
 SLOTS = 2
 
@@ -35,16 +37,16 @@ def collected(env_id: str, vectorization: Any, **kwargs: Any) -> tuple[Network, 
     network = build_network(MODEL, slots.spaces)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)  # not the nearly uniform policy that it begins with
-    schema = vtrace.payload_schema(AGENT, slots.spaces, state_spec(network))
+    agent = make_agent(AGENT, slots.spaces, state_spec(network))
     policy = make_policy(MODEL, slots.spaces)
     weights = Weights(policy.decode(encode_parameters(parameters_of(network))), 1, 0.0)
-    collector = Collector(slots, policy, schema, Identity(7, 0, 1), lambda: weights)
+    collector = Collector(slots, policy, agent, Identity(7, 0, 1), lambda: weights)
     items = collector.collect()
     assert items is not None
     slots.close()
-    buffer = schema.allocate(SLOTS)
-    schema.fill(buffer, [bytes(item.payload) for item in items])
-    views = schema.views(buffer)
+    buffer = agent.schema.allocate(SLOTS)
+    agent.schema.fill(buffer, [bytes(item.payload) for item in items])
+    views = agent.schema.views(buffer)
     return network, UnrollBatch.from_views(views, torch.device("cpu")), views
 
 

@@ -201,7 +201,7 @@ def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_add
         new.answer(Batch(8, new.requests[0], "none", 1, one, np.ones(1), one, one, one), bytes(SCHEMA.payload_bytes))
         batch = loader.next(5.0)
         assert batch is not None
-        assert batch.ids.tolist() == [1]
+        assert batch.versions.tolist() == [1]
         new.close()
     finally:
         loader.close()

@@ -14,8 +14,7 @@ from torch import Tensor
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
-from headrace.agents.vtrace import vtrace_targets
-from headrace.config import AgentConfig
+from headrace.agents.vtrace import VTraceConfig, vtrace_targets
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 
 GOLDEN = Path(__file__).parent / "golden" / "vtrace.npz"
@@ -180,14 +179,15 @@ def batch_of(length: int, valid: Tensor, seed: int = 0) -> UnrollBatch:
         state={},
         previous_action=torch.zeros(width, dtype=torch.int64),
         previous_reward=torch.zeros(width),
+        weights=torch.ones(width),
     )
 
 
 def loss_and_gradients(
-    network: Network, batch: UnrollBatch, config: AgentConfig | None = None
+    network: Network, batch: UnrollBatch, config: VTraceConfig | None = None
 ) -> tuple[float, list[Tensor]]:
     network.zero_grad()
-    result = vtrace.loss(network, batch, config or AgentConfig(), 0.01)
+    result = vtrace.loss(network, batch, config or VTraceConfig(), 0.01)
     result.total.backward()
     return result.total.item(), [parameter.grad.clone() for parameter in network.parameters()]
 
@@ -247,6 +247,7 @@ def test_the_loss_is_the_mean_over_valid_ticks_as_if_each_unroll_had_its_own_len
             behaviour={"log_prob": batch.behaviour["log_prob"][:length, slot : slot + 1]},
             previous_action=batch.previous_action[:1],
             previous_reward=batch.previous_reward[:1],
+            weights=batch.weights[:1],
         )
         mean, gradient = loss_and_gradients(network, part)
         total += mean * length
@@ -260,7 +261,7 @@ def test_rewards_are_clipped_on_the_learner_only_where_the_config_says_so(networ
     batch = batch_of(4, torch.ones(4, 2, dtype=torch.bool))
     clipped = replace(batch, reward=batch.reward.clamp(-0.5, 0.5))
     assert (
-        loss_and_gradients(network, batch, AgentConfig(reward_clip=0.5))[0] == loss_and_gradients(network, clipped)[0]
+        loss_and_gradients(network, batch, VTraceConfig(reward_clip=0.5))[0] == loss_and_gradients(network, clipped)[0]
     )
     assert loss_and_gradients(network, batch)[0] != loss_and_gradients(network, clipped)[0]
 

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
-from headrace.agents.vtrace import vtrace_targets
-from headrace.config import AgentConfig
+from headrace.agents.vtrace import VTraceConfig, vtrace_targets
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 
 
@@ -62,8 +61,9 @@ def loss_and_gradients(log_mu: float, *, valid: bool) -> list[Tensor]:
         state={},
         previous_action=torch.zeros(1, dtype=torch.int64),
         previous_reward=torch.zeros(1),
+        weights=torch.ones(1),
     )
-    loss = vtrace.loss(network, batch, AgentConfig(), 0.01).total
+    loss = vtrace.loss(network, batch, VTraceConfig(), 0.01).total
     loss.backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     assert all(gradient is not None for gradient in gradients)

@@ -28,7 +28,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     """The actor's life. Imports are in here so that a wrong argument is told at once."""
     from prometheus_client import CollectorRegistry
 
-    from headrace.agents import vtrace
+    from headrace.agents.registry import make_agent
     from headrace.envs.slots import make_slots
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
@@ -59,9 +59,9 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     if described is None:
         return
     policy = make_policy(assignment.model, slots.spaces)
-    schema = vtrace.payload_schema(assignment.agent, slots.spaces, policy.state_spec())
-    if schema.hash != described.schema:
-        difference = schema.difference(described.schema_json)
+    agent = make_agent(assignment.agent, slots.spaces, policy.state_spec())
+    if agent.schema.hash != described.schema:
+        difference = agent.schema.difference(described.schema_json)
         raise HeadraceError(
             f"this actor makes other payloads than the learner expects, {difference}; run the same version"
         )
@@ -72,9 +72,10 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
             run=assignment.run,
             actor=membership.id,
             lease=assignment.lease,
-            schema=schema.hash,
+            schema=agent.schema.hash,
             table=UNROLLS,
             patience_s=assignment.shard_patience_s,
+            codec=assignment.codec,
         ),
         metrics,
     )
@@ -91,8 +92,10 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         membership.episodes.steps += valid
         health.beat()
 
-    def episode(return_: float, length: int) -> None:
+    def episode(return_: float, length: int, judged: bool) -> None:
         metrics.episodes.inc()
+        if not judged:
+            return
         metrics.episode_return.observe(return_)
         metrics.episode_length.observe(length)
         membership.episodes.add(return_)
@@ -106,11 +109,11 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
 
     identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
     observers = Observers(stepped, episode, applied)
-    collector = Collector(slots, policy, schema, identity, weights.newest, observers)
+    collector = Collector(slots, policy, agent, identity, weights.newest, observers)
     try:
         if weights.wait_for_first(health.beat):
             health.ready(True)
-        while stream.wait_for_room(slots.num_slots, lifetime.stopping, health.beat):
+        while stream.wait_for_room(collector.most_items, lifetime.stopping, health.beat):
             items = collector.collect(lifetime.stopping.is_set)
             if items is not None:
                 stream.put(items)

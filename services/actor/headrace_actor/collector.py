@@ -1,4 +1,4 @@
-"""Steps the environments and writes what happens as unrolls. A plain object: the service and --serial step it alike."""
+"""Steps the environments and makes items of what happens. A plain object: the service and --serial step it alike."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from headrace import unroll
-from headrace.agents import vtrace
+from headrace.agents.agent import Agent
+from headrace.agents.unrolling import Array, Head
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots
-from headrace.models.policy import Policy
-from headrace.unroll import UnrollWriter
+from headrace.models.policy import Policy, PolicyOutput
+from headrace.unroll import Flags
 from headrace.wire.items import Item
-from headrace.wire.payload import PayloadSchema
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ class Observers:
     """Callbacks for the metrics, called from the stepping thread."""
 
     stepped: Callable[[float, float, int], None] = lambda inference_s, env_s, valid: None
-    episode: Callable[[float, int], None] = lambda return_, length: None
+    episode: Callable[[float, int, bool], None] = lambda return_, length, judged: None
     applied: Callable[[Weights, float], None] = lambda weights, seconds: None
 
 
@@ -48,14 +47,14 @@ class Identity:
 
 @dataclass
 class Collector:
-    """N environment slots, one policy, one unroll per slot at a time.
+    """N environment slots, one policy, and the algorithm that says how they explore and what becomes of their ticks.
 
     newest: returns the newest weights known, or None before the first; asked at every tick.
     """
 
     slots: Slots
     policy: Policy
-    schema: PayloadSchema
+    agent: Agent[Any]
     identity: Identity
     newest: Callable[[], Weights | None]
     observers: Observers = field(default_factory=Observers)
@@ -65,7 +64,8 @@ class Collector:
         identity = self.identity
         self._random = policy_generator(identity.run_seed, identity.lease, identity.incarnation)
         self._weights: Weights | None = None
-        self._writer = UnrollWriter(self.schema, count)
+        self._explorer = self.agent.explorer(identity.lease * count + np.arange(count))
+        self._unroller = self.agent.unroller(count)
         self._observation = self.slots.reset(slot_seeds(identity.run_seed, identity.lease, identity.incarnation, count))
         self._first = np.ones(count, np.bool_)
         self._valid = np.ones(count, np.bool_)
@@ -76,31 +76,33 @@ class Collector:
         self._length = np.zeros(count, np.int64)
 
     def collect(self, stopping: Callable[[], bool] = lambda: False) -> list[Item] | None:
-        """Steps T ticks; returns one item per slot. None, and nothing of it kept, if `stopping` said so meanwhile.
+        """Steps until items are complete, and returns them, `most_items` at most. None if `stopping` said so meanwhile.
 
         Needs weights: call it once `newest` has some.
         """
-        writer = self._writer
-        writer.begin(self._state, self._previous_action, self._previous_reward)
-        while not writer.full:
+        items: list[Item] = []
+        while not items:
             if stopping():
                 return None
             self._tick()
-        rows, new_ticks = writer.finish(self._observation, self._first)
-        assert self._weights is not None
-        version = self._weights.version
-        return [Item(memoryview(row), int(ticks), version) for row, ticks in zip(rows, new_ticks, strict=True)]
+            items = self._unroller.finished(self._observation, self._first, self._peek)
+        return items
+
+    @property
+    def most_items(self) -> int:
+        return self._unroller.most_items
 
     def _tick(self) -> None:
         self._apply(self.newest())
         assert self._weights is not None
-        seen = self._writer.observe(self._observation, self._first)
+        head = Head(self._state, self._previous_action, self._previous_reward)
+        seen = self._unroller.observe(self._observation, self._first, head)
         started = time.perf_counter()
-        logits, state = self.policy.step(seen, self._first, self._previous_action, self._previous_reward, self._state)
-        action, behaviour = vtrace.act(logits, self._random)
+        output, state = self.policy.step(seen, self._first, self._previous_action, self._previous_reward, self._state)
+        action, behaviour = self._explorer.act(output, self._random)
         inferred = time.perf_counter()
         valid = self._valid
-        self._writer.act(action, behaviour, valid, self._weights.version)
+        self._unroller.act(action, behaviour, valid, self._weights.version)
 
         self._observation, reward, terminated, truncated = self.slots.step(action)
         stepped = time.perf_counter()
@@ -108,12 +110,16 @@ class Collector:
         reward = np.where(valid, reward, np.float32(0))
         terminated = terminated & valid
         truncated = truncated & valid
-        self._writer.consequence(reward, terminated, truncated)
+        self._unroller.consequence(reward, terminated, truncated)
         ended = terminated | truncated
         self._count(reward, valid, ended)
         self._first, self._valid = ~valid, ~ended
         self._state, self._previous_action, self._previous_reward = state, action, reward
         self.observers.stepped(inferred - started, stepped - inferred, int(np.count_nonzero(valid)))
+
+    def _peek(self, seen: Array) -> PolicyOutput:
+        """What the policy says of the next observation, which stays the next one."""
+        return self.policy.step(seen, self._first, self._previous_action, self._previous_reward, self._state)[0]
 
     def _apply(self, weights: Weights | None) -> None:
         """Swaps newer weights in, whole and between two ticks."""
@@ -126,14 +132,13 @@ class Collector:
         self._weights = weights
         self.observers.applied(weights, time.perf_counter() - started)
 
-    def _count(
-        self, reward: np.ndarray[tuple[int], np.dtype[np.float32]], valid: unroll.Flags, ended: unroll.Flags
-    ) -> None:
+    def _count(self, reward: np.ndarray[tuple[int], np.dtype[np.float32]], valid: Flags, ended: Flags) -> None:
         """Episode statistics, on raw rewards and valid ticks."""
         self._return += reward
         self._length += valid
         if ended.any():
             for slot in np.flatnonzero(ended):
-                self.observers.episode(float(self._return[slot]), int(self._length[slot]))
+                judged = bool(self._explorer.judged[slot])
+                self.observers.episode(float(self._return[slot]), int(self._length[slot]), judged)
             self._return[ended] = 0.0
             self._length[ended] = 0

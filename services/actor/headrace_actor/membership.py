@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from headrace.config import AgentConfig, EnvConfig, EvaluationConfig, ModelConfig
+from headrace.config import EnvConfig, EvaluationConfig, ModelConfig, parse_agent
+from headrace.config_sections import Section
 from headrace.envs.spaces import Spaces
-from headrace.errors import ComponentLost
+from headrace.errors import ComponentLost, ConfigError
 from headrace.rpc.channel import details, retrying
 from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import ActorMetrics
 from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
+from headrace.wire.compression import CODECS
 from headrace.wire.messages import PROTOCOL
 from headrace_actor.stream import ItemLedger
 
@@ -38,28 +40,36 @@ class Assignment:
     incarnation: int
     seed: int
     env: EnvConfig
-    agent: AgentConfig
+    agent: Section
     model: ModelConfig
     evaluation: EvaluationConfig
     imports: tuple[str, ...]
     report_s: float
     shard_patience_s: float
+    codec: str
 
     @classmethod
     def from_reply(cls, reply: learner_pb2.JoinReply) -> Assignment:
+        """Raises ConfigError for a codec that is not known here."""
         config = json.loads(reply.config_json)
+        if config["codec"] not in CODECS:
+            raise ConfigError(
+                f"the run's payloads are compressed by {config['codec']!r:.40}; this actor knows {', '.join(CODECS)}. "
+                "Run the learner's version"
+            )
         return cls(
             run=reply.run,
             lease=reply.lease,
             incarnation=reply.incarnation,
             seed=reply.seed,
             env=EnvConfig.model_validate(config["env"]),
-            agent=AgentConfig.model_validate(config["agent"]),
+            agent=parse_agent(config["agent"]),
             model=ModelConfig.model_validate(config["model"]),
             evaluation=EvaluationConfig.model_validate(config.get("evaluation", {})),  # off, unless it says otherwise
             imports=tuple(config["imports"]),
             report_s=config["report_s"],
             shard_patience_s=config["shard_patience_s"],
+            codec=config["codec"],
         )
 
 

@@ -80,7 +80,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     try:
         import torch
 
-        from headrace.agents import vtrace
+        from headrace.agents.registry import make_agent
         from headrace.models.build import build_network, state_spec
         from headrace.unroll import malformed
         from headrace.wire.messages import UNROLLS
@@ -97,12 +97,13 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             return
         folder.write_spaces(spaces)
         network = build_network(config.model, spaces)
-        schema = vtrace.payload_schema(config.agent, spaces, state_spec(network))
-        trainer = Trainer(network, config, device)
+        agent = make_agent(config.agent, spaces, state_spec(network))
+        schema = agent.schema
+        trainer = Trainer(network, agent, config, device)
         if folder.checkpoint is not None:
             resume(folder.checkpoint, trainer, roster)
         elif args.init_from is not None:
-            init_from(args.init_from, network)
+            init_from(args.init_from, trainer)
         publisher.publish(network, trainer.updates)
         if not link.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return

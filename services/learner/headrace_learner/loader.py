@@ -32,6 +32,7 @@ from headrace.wire.messages import (
     TO_LEARNER,
     Batch,
     Beat,
+    Floats,
     Message,
     Refused,
     Sample,
@@ -65,10 +66,8 @@ class LoadedBatch:
     """B items in the loader's buffer, and what their header said."""
 
     views: dict[str, npt.NDArray[Any]]  # [B, *shape] each
-    ids: npt.NDArray[np.int64]  # [B]
-    probabilities: npt.NDArray[np.float64]  # [B]
-    table_size: int
-    new_ticks: npt.NDArray[np.int64]  # [B]
+    weights: npt.NDArray[np.float32]  # [B], importance weights: how much each item counts
+    new_ticks: npt.NDArray[np.int64]  # [B], valid ticks that were in no batch before
     versions: npt.NDArray[np.int64]  # [B], packed
     malformed: int  # items whose contents cannot be trained on: they are in here without a valid tick
     copy_s: float
@@ -130,6 +129,9 @@ class Loader:
                 return None
             self._socket.poll(min(round(1000 * left_s), _WAIT_MS))
 
+    def prioritize(self, priorities: Floats) -> None:
+        """A fifo table has no priorities."""
+
     def ask(self) -> None:
         """The last batch is done with: sees to it that another one is on its way."""
         self._ask(max(self._source.prefetch, 1))
@@ -138,7 +140,7 @@ class Loader:
         """Asks for nothing more, and discards what still arrives within the time."""
         self._finishing = True
         while self._outstanding and (batch := self.next(timeout_s)) is not None:
-            self.ledger.discard(len(batch.ids), DiscardReason.STOPPED)
+            self.ledger.discard(len(batch.new_ticks), DiscardReason.STOPPED)
 
     def close(self) -> None:
         self._socket.close()
@@ -213,9 +215,7 @@ class Loader:
             warn_every(logger, "contents", 5, "discarded %d unrolls with flags or actions out of range", bad)
         return LoadedBatch(
             views=self._views,
-            ids=header.ids,
-            probabilities=header.probabilities,
-            table_size=header.table_size,
+            weights=np.ones(count, np.float32),
             new_ticks=new_ticks,
             versions=header.versions,
             malformed=bad,

@@ -1,7 +1,8 @@
-"""The updates: one network, one optimiser, and the guard against non-finite numbers. A plain object, no I/O."""
+"""The updates: network, target network, optimiser, and the guard against non-finite numbers. A plain object, no I/O."""
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from headrace.agents import vtrace
+from headrace.agents.agent import Agent, Loss
 from headrace.agents.batch import UnrollBatch
 from headrace.config import RunConfig
 from headrace.errors import HeadraceError
@@ -26,7 +27,7 @@ class Update:
     """What one update did. Without `applied` it was skipped, because something was not finite."""
 
     applied: bool
-    loss: vtrace.Loss
+    loss: Loss
     gradient_norm: float  # before clipping
     lr: float
     compute_s: float
@@ -36,15 +37,21 @@ class Update:
 class Trainer:
     """Parameters, optimiser, schedules and counters of a run.
 
+    target: the target network, where the algorithm has one: a copy of the network, made every `target_period` updates.
     updates: applied updates, which is also the version of the weights.
     trained_steps: valid ticks trained on; what the schedules go by.
     """
 
-    def __init__(self, network: Network, config: RunConfig, device: torch.device) -> None:
+    target: Network | None = None
+
+    def __init__(self, network: Network, agent: Agent[Any], config: RunConfig, device: torch.device) -> None:
         # Imported here, after the first weights are out: nobody waits for the optimiser before there is a batch.
         from headrace_learner.optimizer import Optimizer
 
         self.network = network.to(device)
+        self.agent = agent
+        if agent.target_period is not None:
+            self.target = copy.deepcopy(self.network).requires_grad_(False)
         self.device = device
         self.updates = 0
         self.trained_steps = 0
@@ -52,6 +59,11 @@ class Trainer:
         self._config = config
         self._parameters = list(network.parameters())
         self._optimizer = Optimizer(network, config.learner)
+
+    def copy_target(self) -> None:
+        """The target network, if there is one, becomes what the network is."""
+        if self.target is not None:
+            self.target.load_state_dict(self.network.state_dict())
 
     def update(self, batch: UnrollBatch, new_ticks: int) -> Update:
         """Trains on one batch of `new_ticks` valid ticks that were not trained on before.
@@ -62,7 +74,7 @@ class Trainer:
         config = self._config
         for parameter in self._parameters:
             parameter.grad = None
-        loss = vtrace.loss(self.network, batch, config.agent, config.agent.entropy_cost.value(self.trained_steps))
+        loss = self.agent.loss(self.network, self.target, batch, self.trained_steps)
         torch.autograd.backward(loss.total)
         gradient_norm = self._clip()
         computed = time.perf_counter()
@@ -73,6 +85,8 @@ class Trainer:
             self.updates += 1
             self.trained_steps += new_ticks
             self.skipped_in_row = 0
+            if self.agent.target_period is not None and self.updates % self.agent.target_period == 0:
+                self.copy_target()
         else:
             self.skipped_in_row += 1
             if self.skipped_in_row >= config.learner.max_nonfinite:
@@ -92,12 +106,12 @@ class Trainer:
             torch._foreach_mul_(gradients, limit / (norm + 1e-6))
         return norm
 
-    def _facts(self, batch: UnrollBatch, loss: vtrace.Loss, gradient_norm: float) -> str:
+    def _facts(self, batch: UnrollBatch, loss: Loss, gradient_norm: float) -> str:
         finite = {
             "observation": bool(torch.isfinite(batch.observation.float()).all()),
             "reward": bool(torch.isfinite(batch.reward).all()),
-            "behaviour log_prob": bool(torch.isfinite(batch.behaviour["log_prob"]).all()),
-            "value": bool(torch.isfinite(loss.targets.values).all()),
+            **{f"behaviour {name}": bool(torch.isfinite(leaf).all()) for name, leaf in batch.behaviour.items()},
+            **{f"state {name}": bool(torch.isfinite(leaf.float()).all()) for name, leaf in batch.state.items()},
         }
         bad = [name for name, is_finite in finite.items() if not is_finite] or ["none of the inputs"]
         return f"loss {loss.total.item():g}, gradient norm {gradient_norm:g}, not finite: {', '.join(bad)}"
@@ -107,6 +121,8 @@ class Trainer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that an uninterrupted run would go on with: tensors, and JSON facts."""
         tensors = {f"network/{name}": tensor for name, tensor in self.network.state_dict().items()}
+        if self.target is not None:
+            tensors |= {f"target/{name}": tensor for name, tensor in self.target.state_dict().items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self._optimizer.tensors().items()}
         tensors["random/cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
@@ -120,6 +136,8 @@ class Trainer:
             return {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
 
         self.network.load_state_dict(below("network/"), strict=True)
+        if self.target is not None:
+            self.target.load_state_dict(below("target/"), strict=True)
         self._optimizer.load(below("optimizer/"))
         torch.set_rng_state(tensors["random/cpu"].cpu())
         if self.device.type == "cuda" and "random/cuda" in tensors:

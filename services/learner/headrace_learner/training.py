@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
 from headrace.checkpoints import NETWORK, Checkpoint, CheckpointFolder, find_checkpoint
 from headrace.config import RunConfig
@@ -21,11 +20,12 @@ from headrace.models.network import Network
 from headrace.models.parameters import decode_parameters
 from headrace.service import Lifetime
 from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.telemetry.diagnostics import show
 from headrace.telemetry.health import Health
-from headrace.telemetry.labels import DiscardReason, LossComponent, StepPhase
+from headrace.telemetry.labels import DiscardReason, StepPhase
 from headrace.telemetry.recorder import Recorder
 from headrace.unroll import unpack_version, updates_of
-from headrace.wire.messages import Ints
+from headrace.wire.messages import Floats, Ints
 from headrace_learner.account import Account
 from headrace_learner.evaluations import Evaluations
 from headrace_learner.ledgers import LearnerLedger
@@ -47,6 +47,9 @@ class BatchSource(Protocol):
 
     def next(self, timeout_s: float) -> LoadedBatch | None:
         """The next batch, valid until the next call; None if there was none in time."""
+
+    def prioritize(self, priorities: Floats) -> None:
+        """New priorities [B] of the items of the last batch; of no effect where items are not drawn by them."""
 
     def ask(self) -> None:
         """The last batch is done with: another one may be got ready."""
@@ -122,12 +125,14 @@ class Training:
 
     def _train_on(self, loaded: LoadedBatch) -> None:
         trainer, metrics = self.trainer, self.metrics
-        count = len(loaded.ids) - loaded.malformed
+        count = len(loaded.weights) - loaded.malformed
         moved = time.perf_counter()
-        batch = UnrollBatch.from_views(loaded.views, trainer.device)
+        batch = UnrollBatch.from_views(loaded.views, trainer.device, loaded.weights)
         copy_s = loaded.copy_s + time.perf_counter() - moved
         lags = self._lags(loaded.versions)
         update = trainer.update(batch, int(loaded.new_ticks.sum()))
+        if update.applied and update.loss.priorities is not None:
+            self.source.prioritize(update.loss.priorities.double().cpu().numpy())
         self.source.ask()
         started = time.perf_counter()
         if self.publisher.due(trainer.updates):
@@ -201,30 +206,15 @@ class Training:
     def _diagnose(self) -> dict[str, Any]:
         if self._update is None or self._batch is None:
             return {}
-        update, metrics = self._update, self.metrics
-        agent = self.config.agent
-        facts = vtrace.diagnose(update.loss.targets, self._batch, agent)
-        entropy_cost = agent.entropy_cost.value(self.trainer.trained_steps)
-        total = update.loss.total.item()
-        metrics.loss.labels(LossComponent.POLICY).set(facts.policy)
-        metrics.loss.labels(LossComponent.BASELINE).set(agent.baseline_cost * facts.baseline)
-        metrics.loss.labels(LossComponent.ENTROPY).set(-entropy_cost * facts.entropy)
-        metrics.loss.labels(LossComponent.TOTAL).set(total)
-        metrics.entropy.set(facts.entropy)
-        metrics.gradient_norm.set(update.gradient_norm)
-        metrics.learning_rate.set(update.lr)
-        metrics.clipped_rho_share.set(facts.clipped_rho_share)
-        metrics.explained_variance.set(facts.explained_variance)
-        return {
-            "loss": total,
-            "loss_policy": facts.policy,
-            "loss_baseline": facts.baseline,
-            "entropy": facts.entropy,
-            "clipped_rho_share": facts.clipped_rho_share,
-            "explained_variance": facts.explained_variance,
+        update, trainer = self._update, self.trainer
+        diagnostics = {
+            "loss": update.loss.total.item(),
+            **trainer.agent.diagnose(update.loss, self._batch, trainer.trained_steps),
             "gradient_norm": update.gradient_norm,
             "lr": update.lr,
         }
+        show(diagnostics, self.metrics)
+        return diagnostics
 
     def checkpoint(self) -> None:
         """Saves the train state, unless nothing changed. A disk that will not have it is said and counted."""
@@ -296,9 +286,9 @@ def resume(checkpoint: Checkpoint, trainer: Trainer, roster: Roster) -> None:
     logger.info("resumed from %s", checkpoint.path, extra={"updates": trainer.updates})
 
 
-def init_from(path: Path, network: Network) -> None:
+def init_from(path: Path, trainer: Trainer) -> None:
     """Takes the parameters of another run's checkpoint, and nothing else of it. ConfigError if they do not fit."""
-    checkpoint = find_checkpoint(path)
+    checkpoint, network = find_checkpoint(path), trainer.network
     given, wanted = checkpoint.parameters(), network.state_dict()
     differing = sorted(given.keys() ^ wanted.keys())
     differing += [
@@ -310,4 +300,5 @@ def init_from(path: Path, network: Network) -> None:
         shown = ", ".join(differing[:6]) + (f" and {len(differing) - 6} more" if len(differing) > 6 else "")
         raise ConfigError(f"--init-from: {checkpoint.path} holds other parameters than this run's model: {shown}")
     network.load_state_dict(given, strict=True)
+    trainer.copy_target()
     logger.info("parameters from %s", checkpoint.path)

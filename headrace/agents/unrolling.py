@@ -1,0 +1,108 @@
+"""Ticks become items: what an actor does with every tick of its N slots, whatever the algorithm."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.unroll import OBSERVATION, VALID, Flags, UnrollWriter
+from headrace.wire.items import Item
+from headrace.wire.payload import PayloadSchema
+
+if TYPE_CHECKING:
+    from headrace.models.policy import PolicyOutput
+
+Array = npt.NDArray[Any]
+
+
+class Head(NamedTuple):
+    """What the policy has of the past before a tick, [N, ...] each."""
+
+    state: Mapping[str, Array]
+    previous_action: npt.NDArray[np.int64]
+    previous_reward: npt.NDArray[np.float32]
+
+
+class Unroller(Protocol):
+    """Takes the ticks of N slots in, `observe`, `act`, `consequence` each, and gives items out."""
+
+    most_items: int  # that one tick may finish
+
+    def observe(self, observation: Array, first: Flags, head: Head) -> Array:
+        """What the policy is about to see, [N, ...], returned as it was recorded: floats have become float32."""
+
+    def act(self, action: npt.NDArray[np.int64], behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
+        """What it answered, with which weights; `valid` false where the environment will ignore it."""
+
+    def consequence(self, reward: npt.NDArray[np.float32], terminated: Flags, truncated: Flags) -> None:
+        """What followed from the action; the tick ends."""
+
+    def finished(self, observation: Array, first: Flags, peek: Callable[[Array], PolicyOutput]) -> list[Item]:
+        """The items that are complete with this tick, given what will be observed next.
+
+        peek: what the policy says of that observation [N, ...], without taking the tick.
+        """
+
+
+Priorities = Callable[[Mapping[str, Array], "PolicyOutput"], npt.NDArray[np.float64]]
+"""Initial priorities [N] of unrolls with these views [N, ...], given the policy's output for their tails."""
+
+
+class SequenceUnroller:
+    """Unrolls of fixed length, a new one of each slot every `period` ticks; they overlap if it is less than the length.
+
+    period: None: the length. priorities: None: all items start alike.
+    """
+
+    def __init__(
+        self, schema: PayloadSchema, slots: int, period: int | None = None, priorities: Priorities | None = None
+    ) -> None:
+        self.most_items = slots
+        self._schema = schema
+        self._slots = slots
+        self._priorities = priorities
+        self._open: deque[UnrollWriter] = deque()  # the oldest first
+        self._tick = 0
+        self._length = UnrollWriter(schema, slots).length
+        self._period = self._length if period is None else period
+        self._held_before = 0  # ticks of the oldest open unroll that an earlier one holds too
+        self._version = 0
+
+    def observe(self, observation: Array, first: Flags, head: Head) -> Array:
+        if self._tick % self._period == 0:
+            writer = UnrollWriter(self._schema, self._slots)
+            writer.begin(head.state, head.previous_action, head.previous_reward)
+            self._open.append(writer)
+        for writer in self._open:
+            seen = writer.observe(observation, first)
+        return seen
+
+    def act(self, action: npt.NDArray[np.int64], behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
+        self._version = version
+        for writer in self._open:
+            writer.act(action, behaviour, valid, version)
+
+    def consequence(self, reward: npt.NDArray[np.float32], terminated: Flags, truncated: Flags) -> None:
+        self._tick += 1
+        for writer in self._open:
+            writer.consequence(reward, terminated, truncated)
+
+    def finished(self, observation: Array, first: Flags, peek: Callable[[Array], PolicyOutput]) -> list[Item]:
+        if not self._open[0].full:
+            return []
+        writer = self._open.popleft()
+        rows, new_ticks = writer.finish(observation, first)
+        views = writer.views
+        if self._held_before:
+            new_ticks = views[VALID][:, self._held_before :].sum(axis=1)
+        self._held_before = self._length - self._period
+        if self._priorities is None:
+            priorities = [1.0] * self._slots
+        else:
+            priorities = self._priorities(views, peek(views[OBSERVATION][:, self._length])).tolist()
+        facts = zip(rows, new_ticks.tolist(), priorities, strict=True)
+        return [Item(memoryview(row), ticks, self._version, priority) for row, ticks, priority in facts]
