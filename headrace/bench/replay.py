@@ -99,6 +99,7 @@ def _open(client: ReplayClient, args: ReplayArgs, payload_bytes: int, children: 
         payload_bytes=payload_bytes,
         window_items=window,
         window_bytes=window * payload_bytes,
+        codec="none",
     )
     deadline = time.monotonic() + START_S
     while True:

@@ -35,6 +35,7 @@ class RejectReason(StrEnum):
     OVERFLOW = "overflow"  # beyond the credit window
     GOODBYE = "goodbye"  # still waiting when its actor left
     GAP = "gap"  # not the next in sequence
+    PRIORITY = "priority"  # its first priority is negative or not finite
 
 
 class ConnectionFault(StrEnum):
@@ -60,6 +61,7 @@ class RefusalReason(StrEnum):
     MALFORMED = "malformed"  # could not be decoded
     OVERFLOW = "overflow"  # too many outstanding, or too large
     TABLE = "table"  # no such table
+    PRIORITY = "priority"  # a priority that is negative or not finite
 
 
 class WorkerState(StrEnum):

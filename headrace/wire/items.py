@@ -11,7 +11,7 @@ class Item(NamedTuple):
     payload: the frame; replay never looks inside.
     new_ticks: valid ticks that no earlier item held (what the ledger and the step counters count).
     version: packed version of the newest weights that acted in it.
-    priority: where it starts in a prioritized table; without meaning in others.
+    priority: where it starts in a prioritized table: finite, not negative, and without the table's exponent.
     """
 
     payload: bytes | memoryview

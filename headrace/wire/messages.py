@@ -17,6 +17,7 @@ Between the learner and a replay shard:
     learner Sample   ids grow within an epoch; requests below `oldest` are done; a repeated id gets the same batch again
     replay  Batch    + payload frames
     replay  Refused
+    learner Priorities  of items it has drawn, by id; not answered unless refused
     both    Beat     a sign of life, sent every BEAT_S and answered
 """
 
@@ -31,7 +32,7 @@ import numpy.typing as npt
 
 from headrace.wire.header import MalformedError, pack_header, unpack_header
 
-PROTOCOL = 1
+PROTOCOL = 2
 
 BEAT_S = 1.0  # a peer with nothing else to say sends a Beat this often
 SILENCE_S = 5.0  # after which a peer counts as gone and its socket is opened anew
@@ -42,7 +43,7 @@ MAX_TEXT = 512  # characters
 MAX_BYTES = 64
 MAX_INT = 1 << 63  # exclusive; a seq plus a count can then still be sent
 
-ITEM_CODECS = ("none",)
+CODECS = ("none", "lz4")  # of payloads; a run has one of them. lz4 is a block without a size: the schema tells it
 UNROLLS = "unrolls"  # the table that actors insert into and the learner draws from
 
 Ints = npt.NDArray[np.int64]
@@ -77,6 +78,7 @@ class Items:
     codec: str
     new_ticks: Ints  # [n]
     versions: Ints  # [n]
+    priorities: Floats  # [n], where each starts, finite and not negative; without meaning in fifo and uniform tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,22 @@ class Batch:
     table_size: int  # items, before this batch was drawn
     ids: Ints  # [n]
     probabilities: Floats  # [n], with which each was drawn
+    times_sampled: Ints  # [n], how often each had been drawn before
     new_ticks: Ints  # [n]
     versions: Ints  # [n]
+
+
+@dataclass(frozen=True, slots=True)
+class Priorities:
+    KIND: ClassVar[str] = "priorities"
+    protocol: int
+    run: str
+    epoch: int
+    update: int  # grows within an epoch: one that is not above the last is ignored
+    boot: int  # of the shard that the ids come from
+    table: str
+    ids: Ints  # [n]
+    priorities: Floats  # [n], finite and not negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,11 +155,11 @@ class Beat:
     KIND: ClassVar[str] = "beat"
 
 
-Message = Hello | Credit | Items | Ack | Reset | Goodbye | Farewell | Refused | Sample | Batch | Beat
+Message = Hello | Credit | Items | Ack | Reset | Goodbye | Farewell | Refused | Sample | Batch | Priorities | Beat
 
 FROM_ACTOR: tuple[type[Any], ...] = (Items, Beat, Hello, Goodbye)
 TO_ACTOR: tuple[type[Any], ...] = (Ack, Credit, Reset, Farewell, Refused, Beat)
-FROM_LEARNER: tuple[type[Any], ...] = (Sample, Beat)
+FROM_LEARNER: tuple[type[Any], ...] = (Sample, Priorities, Beat)
 TO_LEARNER: tuple[type[Any], ...] = (Batch, Refused, Beat)
 
 _TYPES: dict[type[Any], dict[str, Any]] = {

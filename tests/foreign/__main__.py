@@ -54,6 +54,7 @@ class Life:
             learner.actor,
             joined.lease,
             layout.hash,
+            config.get("codec", "none"),
             config["shard_patience_s"],
         )
         self._report_s, self._report_at = config["report_s"], time.monotonic()

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 Array = npt.NDArray[Any]
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_ITEMS_PER_MESSAGE = 1024
 ALIGNMENT = 64
 
@@ -26,7 +26,7 @@ Header = dict[str, Any]
 
 
 def encode(kind: str, **fields: Any) -> bytes:
-    """A header frame. Lists of ints become `<i8` arrays."""
+    """A header frame. Lists of ints become `<i8` arrays, lists of floats `<f8` ones."""
     packed: bytes = msgpack.packb({"kind": kind, **{name: _packable(value) for name, value in fields.items()}})
     return packed
 
@@ -45,8 +45,9 @@ def decode(frame: bytes) -> Header:
 def _packable(value: Any) -> Any:
     if not isinstance(value, list):
         return value
-    data = struct.pack(f"<{len(value)}q", *value)
-    return {b"nd": True, b"type": "<i8", b"kind": b"", b"shape": [len(value)], b"data": data}
+    dtype, code = ("<f8", "d") if isinstance(value[0], float) else ("<i8", "q")
+    data = struct.pack(f"<{len(value)}{code}", *value)
+    return {b"nd": True, b"type": dtype, b"kind": b"", b"shape": [len(value)], b"data": data}
 
 
 def _unpacked(fields: dict[Any, Any]) -> Any:
@@ -54,6 +55,13 @@ def _unpacked(fields: dict[Any, Any]) -> Any:
         return fields
     (count,), code = fields[b"shape"], {"<i8": "q", "<f8": "d"}[fields[b"type"]]
     return list(struct.unpack(f"<{count}{code}", fields[b"data"]))
+
+
+def lz4_block(data: bytes) -> bytes:
+    """An LZ4 block that holds `data` as literals: valid, and not a byte shorter."""
+    rest = len(data) - 15
+    length = b"" if rest < 0 else b"\xff" * (rest // 255) + bytes([rest % 255])
+    return bytes([min(len(data), 15) << 4]) + length + data
 
 
 # -- payload -----------------------------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zmq
 
-from foreign.codec import MAX_ITEMS_PER_MESSAGE, PROTOCOL, Header, decode, encode
+from foreign.codec import MAX_ITEMS_PER_MESSAGE, PROTOCOL, Header, decode, encode, lz4_block
 
 BEAT_S, SILENCE_S, HELLO_S = 1.0, 5.0, 0.1
 FLUSH_S, FAREWELL_S = 3.0, 1.0  # when leaving
@@ -34,18 +34,22 @@ class Item:
     payload: bytes
     new_ticks: int
     version: int  # packed
+    priority: float = 1.0
 
 
 class Delivery:
     """One actor's items, by seq: settled below `base`, sent on this connection below `sent`, made below `next`."""
 
-    def __init__(self, address: str, run: str, actor: bytes, lease: int, schema: bytes, patience_s: float) -> None:
+    def __init__(
+        self, address: str, run: str, actor: bytes, lease: int, schema: bytes, codec: str, patience_s: float
+    ) -> None:
         self.made = self.acknowledged = 0
         self.dropped: Counter[str] = Counter()
         self.heard: Counter[str] = Counter()  # messages, by kind
         self.resent = 0
         self._address = address
         self._introduction = run, actor, lease, schema
+        self._codec = codec
         self._patience_s = patience_s
         self._items: deque[Item] = deque()
         self._base = self._sent = self._ever_sent = 0
@@ -61,7 +65,8 @@ class Delivery:
         return len(self._items)
 
     def put(self, items: Sequence[Item]) -> None:
-        self._items += items
+        for item in items:
+            self._items.append(replace(item, payload=lz4_block(item.payload)) if self._codec == "lz4" else item)
         self.made += len(items)
         self.step()
 
@@ -138,8 +143,15 @@ class Delivery:
                 batch.append(item)
             if not batch:
                 return
-            ticks, versions = [item.new_ticks for item in batch], [item.version for item in batch]
-            header = encode("items", table="unrolls", seq=self._sent, codec="none", new_ticks=ticks, versions=versions)
+            header = encode(
+                "items",
+                table="unrolls",
+                seq=self._sent,
+                codec=self._codec,
+                new_ticks=[item.new_ticks for item in batch],
+                versions=[item.version for item in batch],
+                priorities=[item.priority for item in batch],
+            )
             if not self._send([header, *(item.payload for item in batch)]):
                 return
             self.resent += max(0, min(self._ever_sent, self._sent + len(batch)) - self._sent)

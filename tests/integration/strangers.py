@@ -184,7 +184,7 @@ def wrong_messages(canary: Path, run: str) -> list[tuple[str, list[bytes]]]:
         ("malformed", [b"\x91" * 100_000]),
         ("malformed", [bytes(MIB + 1)]),
         ("malformed", [b"x"] * 1100),
-        ("malformed", [encode(hello).replace(b"protocol\x01", b"protocol\x02")]),
+        ("malformed", [encode(hello).replace(b"protocol\x02", b"protocol\x03")]),
         ("schema", [encode(hello)]),
     ]
 
@@ -194,10 +194,11 @@ def wrong_calls(run: Run) -> Iterator[grpc.StatusCode]:
     spaces = '{"observation": {"dtype": "<f4", "shape": [5]}, "action": {"n": 2, "start": 0}}'
     table = replay_pb2.Table(name="unrolls", sampler="fifo", max_items=1, max_bytes=1)
     ours = {"run": run.id, "epoch": 1, "tables": [table], "payload_bytes": 64, "window_items": 1, "window_bytes": 1}
+    ours["codec"] = "none"
     calls: dict[str, list[tuple[str, Any]]] = {
         "learner gRPC": [
             ("Learner/Join", learner_pb2.JoinRequest(protocol=99, actor=bytes(16))),
-            ("Learner/Join", learner_pb2.JoinRequest(protocol=1, actor=b"short")),
+            ("Learner/Join", learner_pb2.JoinRequest(protocol=PROTOCOL, actor=b"short")),
             ("Learner/Describe", learner_pb2.DescribeRequest(run="another", spaces_json=spaces)),
             ("Learner/Describe", learner_pb2.DescribeRequest(run=run.id, spaces_json=spaces)),
             ("Learner/Describe", learner_pb2.DescribeRequest(run=run.id, spaces_json="[" * 10_000)),
@@ -207,8 +208,8 @@ def wrong_calls(run: Run) -> Iterator[grpc.StatusCode]:
         ],
         "replay gRPC": [
             ("Replay/OpenRun", replay_pb2.OpenRunRequest(protocol=99, **ours)),
-            ("Replay/OpenRun", replay_pb2.OpenRunRequest(protocol=1, schema=b"another", **ours)),
-            ("Replay/OpenRun", replay_pb2.OpenRunRequest(protocol=1, run="x" * 100_000)),
+            ("Replay/OpenRun", replay_pb2.OpenRunRequest(protocol=PROTOCOL, schema=b"another", **ours)),
+            ("Replay/OpenRun", replay_pb2.OpenRunRequest(protocol=PROTOCOL, run="x" * 100_000)),
             ("Replay/Statistics", replay_pb2.StatisticsRequest(run="another")),
             ("Replay/OpenRun", b"\xff" * 1000),
         ],

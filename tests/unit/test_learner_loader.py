@@ -20,7 +20,7 @@ def reply(boot: int, request: int, number: int) -> list[bytes]:
     row = SCHEMA.allocate(1)
     SCHEMA.views(row)["number"][:] = number
     one = np.ones(1, np.int64)
-    header = Batch(boot, request, "none", 1, one, np.ones(1), one, one)
+    header = Batch(boot, request, "none", 1, one, np.ones(1), one, one, one)
     return [encode(header), row.tobytes()]
 
 

@@ -10,14 +10,14 @@ import grpc
 import pytest
 
 from headrace.rpc.v1 import replay_pb2
-from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT
+from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
 from headrace.wire.payload import MAX_PAYLOAD_BYTES
 from headrace_replay.control import MAX_TABLES, ReplayControl
 from headrace_replay.shard import Shard
 
 TABLE = {"name": "unrolls", "sampler": "fifo", "max_items": 1, "max_bytes": 1}
 SMALLEST = {
-    "protocol": 1,
+    "protocol": PROTOCOL,
     "run": "r",
     "epoch": 0,
     "tables": [TABLE],
@@ -25,9 +25,10 @@ SMALLEST = {
     "payload_bytes": 1,
     "window_items": 1,
     "window_bytes": 1,
+    "codec": "none",
 }
 LARGEST = {
-    "protocol": 1,
+    "protocol": PROTOCOL,
     "run": "r" * MAX_TEXT,
     "epoch": MAX_INT - 1,
     "tables": [TABLE | {"name": f"{number}" * (MAX_TEXT // 2)} for number in range(10, 10 + MAX_TABLES)],
@@ -35,6 +36,7 @@ LARGEST = {
     "payload_bytes": MAX_PAYLOAD_BYTES,
     "window_items": 2**32 - 1,
     "window_bytes": MAX_INT - 1,
+    "codec": "lz4",
 }
 
 
@@ -80,6 +82,8 @@ def test_the_smallest_and_the_largest_run_are_opened(fields: dict[str, Any]) -> 
         ("window_items", {"window_items": 0}),
         ("window_bytes", {"window_bytes": 0}),
         ("window_bytes", {"window_bytes": MAX_INT}),
+        ("codec", {"codec": ""}),
+        ("codec", {"codec": "zip"}),
     ],
 )
 def test_a_run_out_of_range_is_refused_by_field_and_leaves_the_shard_as_it_was(

@@ -31,7 +31,8 @@ from headrace.wire.messages import (
     encode,
 )
 from headrace_actor.window import Window
-from headrace_replay.shard import Run, Shard, TableSpec
+from headrace_replay.shard import Run, Shard
+from headrace_replay.table import TableSpec
 
 SIZE = 8
 RUN = Run("run", 1, (TableSpec("unrolls", "fifo", 3, 10_000),), b"s", SIZE, window_items=3, window_bytes=100)

@@ -27,7 +27,8 @@ from headrace.wire.messages import (
     encode,
 )
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
-from headrace_replay.shard import RefusedError, Run, Shard, TableSpec
+from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.table import TableSpec
 
 SIZE, SCHEMA, LAST = 8, b"s" * 16, 2**63 - 1
 routes = st.sampled_from([b"route-0", b"route-1", b"route-2", b"route-3"])
@@ -101,7 +102,7 @@ class ShardMachine(RuleBasedStateMachine):
     )
     def items(self, route: bytes, table: str, seq: int, codec: str, facts: list[int], sizes: list[int]) -> None:
         numbers = np.array(facts, np.int64)
-        header = sent(Items(table, seq, codec, numbers, numbers[::-1]), FROM_ACTOR)
+        header = sent(Items(table, seq, codec, numbers, numbers[::-1], numbers.astype(np.float64)), FROM_ACTOR)
         self.answered(self.shard.items(route, header, [bytes(size) for size in sizes]))
 
     @rule(
@@ -122,7 +123,7 @@ class ShardMachine(RuleBasedStateMachine):
             seq = max(0, self.shard._peers[uuid].expected + ahead)
             ones = np.ones(count, np.int64)
             payloads = [bytes(run.payload_bytes)] * count
-            self.answered(self.shard.items(route, Items(UNROLLS, seq, "none", ones, ones), payloads))
+            self.answered(self.shard.items(route, Items(UNROLLS, seq, "none", ones, ones, np.ones(count)), payloads))
             self.it_settles_and_the_ledger_adds_up()
             self.what_is_kept_is_bounded()
 

@@ -26,7 +26,8 @@ from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor.stream import Introduction, ItemStream
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
 from headrace_replay.serving import ShardSockets
-from headrace_replay.shard import Run, Shard, TableSpec
+from headrace_replay.shard import Run, Shard
+from headrace_replay.table import TableSpec
 
 RUN, SLOTS, TICKS = "run", 2, 3
 SCHEMA: PayloadSchema = unroll_schema(  # large enough to be sent without a copy

@@ -10,12 +10,13 @@ import pytest
 
 from headrace.telemetry.labels import RejectReason
 from headrace.wire.header import MalformedError
-from headrace.wire.messages import Ack, Credit, Farewell, Hello, Items, Refused, Reset
-from headrace_replay.shard import RefusedError, Run, Shard, TableSpec
+from headrace.wire.messages import PROTOCOL, Ack, Credit, Farewell, Hello, Items, Refused, Reset
+from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.table import TableSpec
 
 SIZE = 64
 RUN = Run("run", 1, (TableSpec("unrolls", "fifo", 4, 10_000),), b"schema", SIZE, window_items=3, window_bytes=3 * SIZE)
-HELLO = Hello(protocol=1, run="run", actor=b"a" * 16, lease=0, seq=0, schema=b"schema")
+HELLO = Hello(protocol=PROTOCOL, run="run", actor=b"a" * 16, lease=0, seq=0, schema=b"schema")
 ROUTE = b"route"
 
 
@@ -27,7 +28,7 @@ def opened(run: Run = RUN) -> Shard:
 
 def send(shard: Shard, seq: int, count: int = 1, *, route: bytes = ROUTE, size: int = SIZE, **changes: Any) -> Any:
     numbers = np.arange(seq, seq + count)
-    header = replace(Items("unrolls", seq, "none", numbers, numbers), **changes)
+    header = replace(Items("unrolls", seq, "none", numbers, numbers, np.ones(count)), **changes)
     answer = shard.items(route, header, [bytes(size)] * count)
     check(shard)
     return answer
@@ -168,7 +169,12 @@ def test_an_actor_of_another_run_or_schema_is_refused_by_name(hello: Hello, reas
     [
         ({"table": "other"}, "malformed"),
         ({"codec": "zip"}, "malformed"),
+        ({"codec": "lz4"}, "malformed"),
         ({"new_ticks": np.zeros(2, np.int64), "versions": np.zeros(2, np.int64)}, "malformed"),
+        ({"priorities": np.array([np.nan])}, "priority"),
+        ({"priorities": np.array([np.inf])}, "priority"),
+        ({"priorities": np.array([-1e-300])}, "priority"),
+        ({"count": 2, "priorities": np.array([1.0, -np.inf])}, "priority"),
         ({"size": SIZE - 1}, "size"),
         ({"size": SIZE + 1}, "size"),
         ({"count": 4}, "overflow"),
@@ -233,6 +239,7 @@ def test_a_message_that_could_not_be_read_is_refused_and_counted() -> None:
         (replace(RUN, id="other"), "run"),
         (replace(RUN, epoch=0), "epoch"),
         (replace(RUN, schema=b"other"), "schema"),
+        (replace(RUN, codec="lz4"), "codec"),
         (replace(RUN, tables=(TableSpec("unrolls", "lifo", 4, 1),)), "table"),
     ],
 )

@@ -147,7 +147,7 @@ def test_the_learner_survives_any_calls_and_still_knows_who_takes_part(
     for method, request in calls:
         runner.run(call(learner.front, method, request))
     before = learner.roster.actors
-    well = learner_pb2.JoinRequest(protocol=1, actor=b"w" * 16)
+    well = learner_pb2.JoinRequest(protocol=PROTOCOL, actor=b"w" * 16)
     reply = runner.run(learner.front.Join(well, Context()))  # type: ignore[arg-type]
     assert reply.run == RUN
     assert learner.roster.actors == before + 1
@@ -199,7 +199,7 @@ def test_replay_survives_any_calls(runner: asyncio.Runner, calls: list[tuple[str
         decode(encode(answer), TO_ACTOR)
         if isinstance(answer, Credit) and answer.window_items:
             ones = np.ones(1, np.int64)
-            shard.items(b"route", Items("unrolls", answer.expected, "none", ones, ones), [bytes(64)])
+            shard.items(b"route", Items("unrolls", answer.expected, "none", ones, ones, np.ones(1)), [bytes(64)])
         list(shard.admit())
     if shard.run is not None:
         request = replay_pb2.StatisticsRequest(run=shard.run.id)

@@ -198,7 +198,7 @@ def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_add
             new.turn()
         assert new.requests == old.requests  # the very request that was not answered
         one = np.ones(1, np.int64)
-        new.answer(Batch(8, new.requests[0], "none", 1, one, np.ones(1), one, one), bytes(SCHEMA.payload_bytes))
+        new.answer(Batch(8, new.requests[0], "none", 1, one, np.ones(1), one, one, one), bytes(SCHEMA.payload_bytes))
         batch = loader.next(5.0)
         assert batch is not None
         assert batch.ids.tolist() == [1]

@@ -112,6 +112,7 @@ def test_the_loader_blanks_them_and_the_rest_of_the_batch_is_trained_on() -> Non
             3,
             numbers,
             np.ones(SLOTS),
+            np.zeros(SLOTS, np.int64),
             new_ticks,
             np.zeros(SLOTS, np.int64),
         )

@@ -21,6 +21,7 @@ from headrace.wire.messages import (
     MAX_INT,
     MAX_ITEMS_PER_MESSAGE,
     MAX_TEXT,
+    PROTOCOL,
     TO_ACTOR,
     TO_LEARNER,
     Ack,
@@ -28,6 +29,7 @@ from headrace.wire.messages import (
     Credit,
     Hello,
     Items,
+    Priorities,
     Refused,
     Reset,
     Sample,
@@ -38,14 +40,15 @@ from headrace.wire.messages import (
 SIDES = (FROM_ACTOR, TO_ACTOR, FROM_LEARNER, TO_LEARNER)
 ONE = np.ones(2, np.int64)
 VALID = [
-    Hello(1, "run", bytes(16), 0, 0, b"schema"),
+    Hello(PROTOCOL, "run", bytes(16), 0, 0, b"schema"),
     Credit(1, 2, 3, 4),
-    Items("unrolls", 0, "none", ONE, ONE),
+    Items("unrolls", 0, "none", ONE, ONE, np.ones(2)),
     Ack(1),
     Reset(None),
     Refused("run", "another"),
-    Sample(1, "run", 1, 0, 0, "unrolls", 8),
-    Batch(1, 0, "none", 2, ONE, np.ones(2), ONE, ONE),
+    Sample(PROTOCOL, "run", 1, 0, 0, "unrolls", 8),
+    Batch(1, 0, "none", 2, ONE, np.ones(2), ONE, ONE, ONE),
+    Priorities(PROTOCOL, "run", 1, 2, 3, "unrolls", ONE, np.ones(2)),
 ]
 
 

@@ -14,6 +14,7 @@ from headrace.wire.messages import (
     FROM_ACTOR,
     FROM_LEARNER,
     MAX_ITEMS_PER_MESSAGE,
+    PROTOCOL,
     TO_ACTOR,
     TO_LEARNER,
     Ack,
@@ -25,6 +26,7 @@ from headrace.wire.messages import (
     Hello,
     Items,
     Message,
+    Priorities,
     Refused,
     Reset,
     Sample,
@@ -32,8 +34,15 @@ from headrace.wire.messages import (
     encode,
 )
 
-HELLO = Hello(protocol=1, run="run", actor=bytes(range(16)), lease=0, seq=2**63 - 1, schema=b"schema")
-ITEMS = Items(table="unrolls", seq=0, codec="none", new_ticks=np.array([3, 4]), versions=np.array([1, -1]))
+HELLO = Hello(protocol=PROTOCOL, run="run", actor=bytes(range(16)), lease=0, seq=2**63 - 1, schema=b"schema")
+ITEMS = Items(
+    table="unrolls",
+    seq=0,
+    codec="none",
+    new_ticks=np.array([3, 4]),
+    versions=np.array([1, -1]),
+    priorities=np.array([0.5, 0.0]),
+)
 BATCH = Batch(
     boot=2**63 - 1,
     request=5,
@@ -41,10 +50,21 @@ BATCH = Batch(
     table_size=7,
     ids=np.array([1, 2]),
     probabilities=np.array([1.0, 0.5]),
+    times_sampled=np.array([0, 1]),
     new_ticks=np.array([3, 4]),
     versions=np.array([1, 1]),
 )
-SAMPLE = Sample(protocol=1, run="run", epoch=1, request=0, oldest=0, table="unrolls", count=32)
+PRIORITIES = Priorities(
+    protocol=PROTOCOL,
+    run="run",
+    epoch=1,
+    update=7,
+    boot=3,
+    table="unrolls",
+    ids=np.array([1]),
+    priorities=np.array([2.5]),
+)
+SAMPLE = Sample(protocol=PROTOCOL, run="run", epoch=1, request=0, oldest=0, table="unrolls", count=32)
 
 FROM_AN_ACTOR: list[Message] = [HELLO, ITEMS, Goodbye(), Beat()]
 TO_AN_ACTOR: list[Message] = [
@@ -69,7 +89,7 @@ def changed(message: Message, **changes: Any) -> bytes:
     [
         *((message, FROM_ACTOR) for message in FROM_AN_ACTOR),
         *((message, TO_ACTOR) for message in TO_AN_ACTOR),
-        *((message, FROM_LEARNER) for message in (SAMPLE, Beat())),
+        *((message, FROM_LEARNER) for message in (SAMPLE, PRIORITIES, Beat())),
         *((message, TO_LEARNER) for message in (BATCH, Refused("epoch", ""), Beat())),
     ],
     ids=lambda value: "" if isinstance(value, tuple) else type(value).__name__,
@@ -84,7 +104,7 @@ def test_every_message_comes_back_as_it_was_sent(message: Message, expected: tup
 
 
 def test_a_message_from_the_wrong_side_is_refused() -> None:
-    for message in (*TO_AN_ACTOR[:-1], SAMPLE, BATCH):
+    for message in (*TO_AN_ACTOR[:-1], SAMPLE, PRIORITIES, BATCH):
         with pytest.raises(MalformedError, match=message.KIND):
             decode(encode(message), FROM_ACTOR)
 
@@ -160,7 +180,8 @@ def test_what_cannot_be_sent_is_an_error_at_the_sender_that_shows_the_message() 
 
 def test_the_largest_message_fits_into_a_header() -> None:
     full = np.full(MAX_ITEMS_PER_MESSAGE, 2**62)
-    batch = replace(BATCH, ids=full, probabilities=full.astype(np.float64), new_ticks=full, versions=full)
+    facts = {"ids": full, "times_sampled": full, "new_ticks": full, "versions": full}
+    batch = replace(BATCH, probabilities=full.astype(np.float64), **facts)
     assert len(decode(encode(batch), TO_LEARNER).ids) == MAX_ITEMS_PER_MESSAGE
 
 
@@ -168,8 +189,10 @@ def test_a_silent_peer_is_noticed_only_after_several_missed_beats() -> None:
     assert messages.SILENCE_S >= 3 * messages.BEAT_S
 
 
-@pytest.mark.parametrize(("message", "expected"), [(HELLO, FROM_ACTOR), (SAMPLE, FROM_LEARNER)])
+@pytest.mark.parametrize(
+    ("message", "expected"), [(HELLO, FROM_ACTOR), (SAMPLE, FROM_LEARNER), (PRIORITIES, FROM_LEARNER)]
+)
 def test_another_protocol_is_refused_by_its_number_whatever_fields_it_has(message: Any, expected: Any) -> None:
-    fields = unpack_header(encode(message)) | {"protocol": 2, "novelty": b"x"}
-    with pytest.raises(MalformedError, match="protocol 2 is not spoken here; 1 is"):
+    fields = unpack_header(encode(message)) | {"protocol": PROTOCOL + 1, "novelty": b"x"}
+    with pytest.raises(MalformedError, match="protocol 3 is not spoken here; 2 is"):
         decode(pack_header(fields), expected)

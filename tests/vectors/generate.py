@@ -42,6 +42,7 @@ from headrace.wire.messages import (
     Hello,
     Items,
     Message,
+    Priorities,
     Refused,
     Reset,
     Sample,
@@ -131,7 +132,17 @@ def payload_document() -> Document:
 
 # -- messages ----------------------------------------------------------------------------------------------------------
 
-ONE_ITEM = Items(UNROLLS, 5, "none", np.array([NEW_TICKS]), np.array([ITEM_VERSION]))
+ONE_ITEM = Items(UNROLLS, 5, "none", np.array([NEW_TICKS]), np.array([ITEM_VERSION]), np.array([2.5]))
+PRIORITIES = Priorities(
+    PROTOCOL,
+    RUN,
+    EPOCH,
+    update=9,
+    boot=BOOT,
+    table=UNROLLS,
+    ids=np.array([6, 2**40 + 1]),
+    priorities=np.array([0.5, 3.0]),
+)
 BATCH = Batch(
     boot=BOOT,
     request=2,
@@ -139,6 +150,7 @@ BATCH = Batch(
     table_size=40,
     ids=np.array([6, 2**40 + 1]),
     probabilities=np.array([1.0, 0.25]),
+    times_sampled=np.array([0, 3]),
     new_ticks=np.array([3, 16]),
     versions=np.array([ITEM_VERSION, pack_version(EPOCH, 300)]),
 )
@@ -150,7 +162,7 @@ MESSAGES: dict[str, tuple[str, str, Message]] = {  # name: from, to, message
     "items_of_two": (
         "actor",
         "replay",
-        Items(UNROLLS, 70_000, "none", np.array([16, 0]), np.array([2**40, ITEM_VERSION])),
+        Items(UNROLLS, 70_000, "lz4", np.array([16, 0]), np.array([2**40, ITEM_VERSION]), np.array([1.0, 0.0])),
     ),
     "ack": ("replay", "actor", Ack(6)),
     "reset": ("replay", "actor", Reset(5)),
@@ -161,6 +173,7 @@ MESSAGES: dict[str, tuple[str, str, Message]] = {  # name: from, to, message
     "beat": ("actor", "replay", Beat()),
     "sample": ("learner", "replay", Sample(PROTOCOL, RUN, EPOCH, request=2, oldest=1, table=UNROLLS, count=2)),
     "batch": ("replay", "learner", BATCH),
+    "priorities": ("learner", "replay", PRIORITIES),
 }
 
 
@@ -217,7 +230,19 @@ def weights_document() -> Document:
 # -- gRPC messages -----------------------------------------------------------------------------------------------------
 
 SPACES = Spaces(ArraySpec("<f4", (2,)), DiscreteSpec(2, 0))
-TABLE = replay_pb2.Table(name=UNROLLS, sampler="fifo", max_items=64, max_bytes=256 << 20)
+TABLES = (
+    replay_pb2.Table(name=UNROLLS, sampler="fifo", max_items=64, max_bytes=256 << 20),
+    replay_pb2.Table(
+        name="replay",
+        sampler="prioritized",
+        max_items=100_000,
+        max_bytes=1 << 30,
+        min_size=5000,
+        samples_per_insert=0.8,
+        error_buffer=256.0,
+        priority_exponent=0.9,
+    ),
+)
 RPC: tuple[Any, ...] = (
     learner_pb2.JoinRequest(protocol=PROTOCOL, actor=ACTOR, lease=0),
     learner_pb2.JoinReply(
@@ -248,11 +273,12 @@ RPC: tuple[Any, ...] = (
         protocol=PROTOCOL,
         run=RUN,
         epoch=EPOCH,
-        tables=[TABLE],
+        tables=TABLES,
         schema=SMALL.hash,
         payload_bytes=SMALL.payload_bytes,
         window_items=32,
         window_bytes=64 << 20,
+        codec="lz4",
     ),
     replay_pb2.OpenRunReply(boot=BOOT, items_port=6201, samples_port=6202),
     replay_pb2.StatisticsRequest(run=RUN),
@@ -261,7 +287,14 @@ RPC: tuple[Any, ...] = (
         run=RUN,
         epoch=EPOCH,
         ledger=replay_pb2.ReplayLedger(
-            received=20, stored=16, duplicate=1, rejected={"gap": 2}, waiting=1, present=4, removed={"sampled": 12}
+            received=20,
+            stored=16,
+            duplicate=1,
+            rejected={"gap": 2},
+            waiting=1,
+            present=4,
+            removed={"sampled": 12},
+            sampled=12,
         ),
         tables=[replay_pb2.TableStatistics(name=UNROLLS, items=4, bytes=3328, inserted=16, sampled=12)],
         peers=2,

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/rpc/v1/replay.proto\x12\x0bheadrace.v1\"L\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07sampler\x18\x02 \x01(\t\x12\x11\n\tmax_items\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\"\xb5\x01\n\x0eOpenRunRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\"\n\x06tables\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Table\x12\x0e\n\x06schema\x18\x05 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cwindow_items\x18\x07 \x01(\r\x12\x14\n\x0cwindow_bytes\x18\x08 \x01(\x04\"F\n\x0cOpenRunReply\x12\x0c\n\x04\x62oot\x18\x01 \x01(\x06\x12\x12\n\nitems_port\x18\x02 \x01(\r\x12\x14\n\x0csamples_port\x18\x03 \x01(\r\" \n\x11StatisticsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"`\n\x0fTableStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05items\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x10\n\x08inserted\x18\x04 \x01(\x04\x12\x0f\n\x07sampled\x18\x05 \x01(\x04\"\xba\x02\n\x0cReplayLedger\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x04\x12\x11\n\tduplicate\x18\x03 \x01(\x04\x12\x39\n\x08rejected\x18\x04 \x03(\x0b\x32\'.headrace.v1.ReplayLedger.RejectedEntry\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x0f\n\x07present\x18\x06 \x01(\x04\x12\x37\n\x07removed\x18\x07 \x03(\x0b\x32&.headrace.v1.ReplayLedger.RemovedEntry\x1a/\n\rRejectedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cRemovedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa3\x01\n\x0fStatisticsReply\x12\x0c\n\x04\x62oot\x18\x01 \x01(\x06\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12)\n\x06ledger\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ReplayLedger\x12,\n\x06tables\x18\x05 \x03(\x0b\x32\x1c.headrace.v1.TableStatistics\x12\r\n\x05peers\x18\x06 \x01(\r2\x97\x01\n\x06Replay\x12\x41\n\x07OpenRun\x12\x1b.headrace.v1.OpenRunRequest\x1a\x19.headrace.v1.OpenRunReply\x12J\n\nStatistics\x12\x1e.headrace.v1.StatisticsRequest\x1a\x1c.headrace.v1.StatisticsReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1cheadrace/rpc/v1/replay.proto\x12\x0bheadrace.v1\"\xab\x01\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07sampler\x18\x02 \x01(\t\x12\x11\n\tmax_items\x18\x03 \x01(\x04\x12\x11\n\tmax_bytes\x18\x04 \x01(\x04\x12\x10\n\x08min_size\x18\x05 \x01(\x04\x12\x1a\n\x12samples_per_insert\x18\x06 \x01(\x01\x12\x14\n\x0c\x65rror_buffer\x18\x07 \x01(\x01\x12\x19\n\x11priority_exponent\x18\x08 \x01(\x01\"\xc4\x01\n\x0eOpenRunRequest\x12\x10\n\x08protocol\x18\x01 \x01(\r\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12\"\n\x06tables\x18\x04 \x03(\x0b\x32\x12.headrace.v1.Table\x12\x0e\n\x06schema\x18\x05 \x01(\x0c\x12\x15\n\rpayload_bytes\x18\x06 \x01(\x04\x12\x14\n\x0cwindow_items\x18\x07 \x01(\r\x12\x14\n\x0cwindow_bytes\x18\x08 \x01(\x04\x12\r\n\x05\x63odec\x18\t \x01(\t\"F\n\x0cOpenRunReply\x12\x0c\n\x04\x62oot\x18\x01 \x01(\x06\x12\x12\n\nitems_port\x18\x02 \x01(\r\x12\x14\n\x0csamples_port\x18\x03 \x01(\r\" \n\x11StatisticsRequest\x12\x0b\n\x03run\x18\x01 \x01(\t\"`\n\x0fTableStatistics\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05items\x18\x02 \x01(\x04\x12\r\n\x05\x62ytes\x18\x03 \x01(\x04\x12\x10\n\x08inserted\x18\x04 \x01(\x04\x12\x0f\n\x07sampled\x18\x05 \x01(\x04\"\xcb\x02\n\x0cReplayLedger\x12\x10\n\x08received\x18\x01 \x01(\x04\x12\x0e\n\x06stored\x18\x02 \x01(\x04\x12\x11\n\tduplicate\x18\x03 \x01(\x04\x12\x39\n\x08rejected\x18\x04 \x03(\x0b\x32\'.headrace.v1.ReplayLedger.RejectedEntry\x12\x0f\n\x07waiting\x18\x05 \x01(\x04\x12\x0f\n\x07present\x18\x06 \x01(\x04\x12\x37\n\x07removed\x18\x07 \x03(\x0b\x32&.headrace.v1.ReplayLedger.RemovedEntry\x12\x0f\n\x07sampled\x18\x08 \x01(\x04\x1a/\n\rRejectedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\x1a.\n\x0cRemovedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x04:\x02\x38\x01\"\xa3\x01\n\x0fStatisticsReply\x12\x0c\n\x04\x62oot\x18\x01 \x01(\x06\x12\x0b\n\x03run\x18\x02 \x01(\t\x12\r\n\x05\x65poch\x18\x03 \x01(\x04\x12)\n\x06ledger\x18\x04 \x01(\x0b\x32\x19.headrace.v1.ReplayLedger\x12,\n\x06tables\x18\x05 \x03(\x0b\x32\x1c.headrace.v1.TableStatistics\x12\r\n\x05peers\x18\x06 \x01(\r2\x97\x01\n\x06Replay\x12\x41\n\x07OpenRun\x12\x1b.headrace.v1.OpenRunRequest\x1a\x19.headrace.v1.OpenRunReply\x12J\n\nStatistics\x12\x1e.headrace.v1.StatisticsRequest\x1a\x1c.headrace.v1.StatisticsReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,24 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REPLAYLEDGER_REJECTEDENTRY']._serialized_options = b'8\001'
   _globals['_REPLAYLEDGER_REMOVEDENTRY']._loaded_options = None
   _globals['_REPLAYLEDGER_REMOVEDENTRY']._serialized_options = b'8\001'
-  _globals['_TABLE']._serialized_start=45
-  _globals['_TABLE']._serialized_end=121
-  _globals['_OPENRUNREQUEST']._serialized_start=124
-  _globals['_OPENRUNREQUEST']._serialized_end=305
-  _globals['_OPENRUNREPLY']._serialized_start=307
-  _globals['_OPENRUNREPLY']._serialized_end=377
-  _globals['_STATISTICSREQUEST']._serialized_start=379
-  _globals['_STATISTICSREQUEST']._serialized_end=411
-  _globals['_TABLESTATISTICS']._serialized_start=413
-  _globals['_TABLESTATISTICS']._serialized_end=509
-  _globals['_REPLAYLEDGER']._serialized_start=512
-  _globals['_REPLAYLEDGER']._serialized_end=826
-  _globals['_REPLAYLEDGER_REJECTEDENTRY']._serialized_start=731
-  _globals['_REPLAYLEDGER_REJECTEDENTRY']._serialized_end=778
-  _globals['_REPLAYLEDGER_REMOVEDENTRY']._serialized_start=780
-  _globals['_REPLAYLEDGER_REMOVEDENTRY']._serialized_end=826
-  _globals['_STATISTICSREPLY']._serialized_start=829
-  _globals['_STATISTICSREPLY']._serialized_end=992
-  _globals['_REPLAY']._serialized_start=995
-  _globals['_REPLAY']._serialized_end=1146
+  _globals['_TABLE']._serialized_start=46
+  _globals['_TABLE']._serialized_end=217
+  _globals['_OPENRUNREQUEST']._serialized_start=220
+  _globals['_OPENRUNREQUEST']._serialized_end=416
+  _globals['_OPENRUNREPLY']._serialized_start=418
+  _globals['_OPENRUNREPLY']._serialized_end=488
+  _globals['_STATISTICSREQUEST']._serialized_start=490
+  _globals['_STATISTICSREQUEST']._serialized_end=522
+  _globals['_TABLESTATISTICS']._serialized_start=524
+  _globals['_TABLESTATISTICS']._serialized_end=620
+  _globals['_REPLAYLEDGER']._serialized_start=623
+  _globals['_REPLAYLEDGER']._serialized_end=954
+  _globals['_REPLAYLEDGER_REJECTEDENTRY']._serialized_start=859
+  _globals['_REPLAYLEDGER_REJECTEDENTRY']._serialized_end=906
+  _globals['_REPLAYLEDGER_REMOVEDENTRY']._serialized_start=908
+  _globals['_REPLAYLEDGER_REMOVEDENTRY']._serialized_end=954
+  _globals['_STATISTICSREPLY']._serialized_start=957
+  _globals['_STATISTICSREPLY']._serialized_end=1120
+  _globals['_REPLAY']._serialized_start=1123
+  _globals['_REPLAY']._serialized_end=1274
 # @@protoc_insertion_point(module_scope)

@@ -7,19 +7,27 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class Table(_message.Message):
-    __slots__ = ("name", "sampler", "max_items", "max_bytes")
+    __slots__ = ("name", "sampler", "max_items", "max_bytes", "min_size", "samples_per_insert", "error_buffer", "priority_exponent")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SAMPLER_FIELD_NUMBER: _ClassVar[int]
     MAX_ITEMS_FIELD_NUMBER: _ClassVar[int]
     MAX_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MIN_SIZE_FIELD_NUMBER: _ClassVar[int]
+    SAMPLES_PER_INSERT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_BUFFER_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_EXPONENT_FIELD_NUMBER: _ClassVar[int]
     name: str
     sampler: str
     max_items: int
     max_bytes: int
-    def __init__(self, name: _Optional[str] = ..., sampler: _Optional[str] = ..., max_items: _Optional[int] = ..., max_bytes: _Optional[int] = ...) -> None: ...
+    min_size: int
+    samples_per_insert: float
+    error_buffer: float
+    priority_exponent: float
+    def __init__(self, name: _Optional[str] = ..., sampler: _Optional[str] = ..., max_items: _Optional[int] = ..., max_bytes: _Optional[int] = ..., min_size: _Optional[int] = ..., samples_per_insert: _Optional[float] = ..., error_buffer: _Optional[float] = ..., priority_exponent: _Optional[float] = ...) -> None: ...
 
 class OpenRunRequest(_message.Message):
-    __slots__ = ("protocol", "run", "epoch", "tables", "schema", "payload_bytes", "window_items", "window_bytes")
+    __slots__ = ("protocol", "run", "epoch", "tables", "schema", "payload_bytes", "window_items", "window_bytes", "codec")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -28,6 +36,7 @@ class OpenRunRequest(_message.Message):
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     WINDOW_ITEMS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CODEC_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     run: str
     epoch: int
@@ -36,7 +45,8 @@ class OpenRunRequest(_message.Message):
     payload_bytes: int
     window_items: int
     window_bytes: int
-    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., schema: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., window_items: _Optional[int] = ..., window_bytes: _Optional[int] = ...) -> None: ...
+    codec: str
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., schema: _Optional[bytes] = ..., payload_bytes: _Optional[int] = ..., window_items: _Optional[int] = ..., window_bytes: _Optional[int] = ..., codec: _Optional[str] = ...) -> None: ...
 
 class OpenRunReply(_message.Message):
     __slots__ = ("boot", "items_port", "samples_port")
@@ -69,7 +79,7 @@ class TableStatistics(_message.Message):
     def __init__(self, name: _Optional[str] = ..., items: _Optional[int] = ..., bytes: _Optional[int] = ..., inserted: _Optional[int] = ..., sampled: _Optional[int] = ...) -> None: ...
 
 class ReplayLedger(_message.Message):
-    __slots__ = ("received", "stored", "duplicate", "rejected", "waiting", "present", "removed")
+    __slots__ = ("received", "stored", "duplicate", "rejected", "waiting", "present", "removed", "sampled")
     class RejectedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +101,7 @@ class ReplayLedger(_message.Message):
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PRESENT_FIELD_NUMBER: _ClassVar[int]
     REMOVED_FIELD_NUMBER: _ClassVar[int]
+    SAMPLED_FIELD_NUMBER: _ClassVar[int]
     received: int
     stored: int
     duplicate: int
@@ -98,7 +109,8 @@ class ReplayLedger(_message.Message):
     waiting: int
     present: int
     removed: _containers.ScalarMap[str, int]
-    def __init__(self, received: _Optional[int] = ..., stored: _Optional[int] = ..., duplicate: _Optional[int] = ..., rejected: _Optional[_Mapping[str, int]] = ..., waiting: _Optional[int] = ..., present: _Optional[int] = ..., removed: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    sampled: int
+    def __init__(self, received: _Optional[int] = ..., stored: _Optional[int] = ..., duplicate: _Optional[int] = ..., rejected: _Optional[_Mapping[str, int]] = ..., waiting: _Optional[int] = ..., present: _Optional[int] = ..., removed: _Optional[_Mapping[str, int]] = ..., sampled: _Optional[int] = ...) -> None: ...
 
 class StatisticsReply(_message.Message):
     __slots__ = ("boot", "run", "epoch", "ledger", "tables", "peers")

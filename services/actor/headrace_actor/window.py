@@ -73,6 +73,7 @@ class Window:
             codec="none",
             new_ticks=np.array([item.new_ticks for item in batch], np.int64),
             versions=np.array([item.version for item in batch], np.int64),
+            priorities=np.array([item.priority for item in batch], np.float64),
         )
         self.sent += len(batch)
         self.resent += min(self.sent, self._ever_sent) - min(header.seq, self._ever_sent)

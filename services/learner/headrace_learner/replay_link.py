@@ -45,6 +45,7 @@ def open_request(run: str, epoch: int, config: RunConfig, schema: PayloadSchema)
         payload_bytes=schema.payload_bytes,
         window_items=replay.window_items,
         window_bytes=replay.window_bytes,
+        codec="none",
     )
 
 

@@ -9,9 +9,10 @@ import grpc
 import grpc.aio
 
 from headrace.rpc.v1 import replay_pb2, replay_pb2_grpc
-from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
+from headrace.wire.messages import CODECS, MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
 from headrace.wire.payload import MAX_PAYLOAD_BYTES
-from headrace_replay.shard import RefusedError, Run, Shard, TableSpec
+from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.table import TableSpec
 
 MAX_TABLES = 16
 
@@ -36,11 +37,12 @@ class ReplayControl(replay_pb2_grpc.ReplayServicer):
         run = Run(
             id=request.run,
             epoch=request.epoch,
-            tables=tuple(TableSpec(t.name, t.sampler, t.max_items, t.max_bytes) for t in request.tables),
+            tables=tuple(table_spec(table) for table in request.tables),
             schema=request.schema,
             payload_bytes=request.payload_bytes,
             window_items=request.window_items,
             window_bytes=request.window_bytes,
+            codec=request.codec,
         )
         try:
             with self._lock:
@@ -64,6 +66,19 @@ class ReplayControl(replay_pb2_grpc.ReplayServicer):
         return reply
 
 
+def table_spec(table: replay_pb2.Table) -> TableSpec:
+    return TableSpec(
+        name=table.name,
+        sampler=table.sampler,
+        max_items=table.max_items,
+        max_bytes=table.max_bytes,
+        min_size=table.min_size,
+        samples_per_insert=table.samples_per_insert,
+        error_buffer=table.error_buffer,
+        priority_exponent=table.priority_exponent,
+    )
+
+
 def out_of_range(request: replay_pb2.OpenRunRequest) -> list[str]:
     """The fields of which no peer could be told, or by which nothing could ever be stored."""
     tables = request.tables
@@ -77,6 +92,7 @@ def out_of_range(request: replay_pb2.OpenRunRequest) -> list[str]:
         "payload_bytes": 0 < request.payload_bytes <= MAX_PAYLOAD_BYTES,
         "window_items": request.window_items > 0,
         "window_bytes": 0 < request.window_bytes < MAX_INT,
+        "codec": request.codec in CODECS,
     }
     return [name for name, well in fits.items() if not well]
 
@@ -101,6 +117,7 @@ def statistics(shard: Shard) -> replay_pb2.StatisticsReply:
             waiting=shard.waiting,
             present=sum(len(table) for table in tables),
             removed=removed,
+            sampled=sum(table.sampled for table in tables),
         ),
         tables=[
             replay_pb2.TableStatistics(

@@ -92,10 +92,11 @@ class SampleDesk:
         header = Batch(
             boot=self._shard.boot,
             request=sample.request,
-            codec="none",
+            codec=self._shard.codec,
             table_size=draw.table_size,
             ids=np.array([stored.id for stored in draw.stored], np.int64),
             probabilities=np.array(draw.probabilities, np.float64),
+            times_sampled=np.zeros(len(draw.stored), np.int64),
             new_ticks=np.array([stored.item.new_ticks for stored in draw.stored], np.int64),
             versions=np.array([stored.item.version for stored in draw.stored], np.int64),
         )

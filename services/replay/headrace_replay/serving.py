@@ -26,6 +26,7 @@ from headrace.wire.messages import (
     Hello,
     Items,
     Message,
+    Priorities,
     Refused,
     Sample,
     decode,
@@ -184,6 +185,8 @@ class ShardSockets:
                 served = self._desk.ask(route, message)
                 if served is not None:
                     self._deliver(served)
+            elif isinstance(message, Priorities):
+                self._shard.check_learner(message.run, message.epoch)  # no table has priorities yet
             else:
                 self._send(self._samples, route, Beat())
         except (MalformedError, RefusedError) as error:

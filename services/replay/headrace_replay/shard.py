@@ -12,11 +12,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
-from headrace.wire.messages import ITEM_CODECS, Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
+from headrace.wire.messages import Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
 from headrace.wire.sockets import Frame
-from headrace_replay.table import FifoTable
+from headrace_replay.table import FifoTable, TableSpec
 
 MAX_PEERS = 100_000  # remembered actors: some 300 bytes each, forgotten longest-silent first
 
@@ -31,14 +33,6 @@ class RefusedError(Exception):
 
 
 @dataclass(frozen=True)
-class TableSpec:
-    name: str
-    sampler: str
-    max_items: int
-    max_bytes: int
-
-
-@dataclass(frozen=True)
 class Run:
     """What OpenRun fixed. `epoch` alone may grow."""
 
@@ -49,6 +43,14 @@ class Run:
     payload_bytes: int
     window_items: int
     window_bytes: int
+    codec: str = "none"
+
+    @property
+    def frame_bytes(self) -> tuple[int, int]:
+        """Least and most bytes of a payload frame."""
+        if self.codec == "none":
+            return self.payload_bytes, self.payload_bytes
+        return 1, self.payload_bytes + self.payload_bytes // 255 + 16
 
 
 @dataclass
@@ -106,6 +108,11 @@ class Shard:
         self._waiting: deque[Waiting] = deque()
 
     @property
+    def codec(self) -> str:
+        """Of every payload."""
+        return "none" if self.run is None else self.run.codec
+
+    @property
     def waiting(self) -> int:
         """Items received and not yet admitted."""
         return sum(len(entry.items) for entry in self._waiting)
@@ -129,6 +136,10 @@ class Shard:
                 raise RefusedError("epoch", f"epoch {run.epoch} is over; this shard is at {self.run.epoch}")
             if (run.schema, run.payload_bytes) != (self.run.schema, self.run.payload_bytes):
                 raise RefusedError("schema", "the payload schema of a run cannot change; restart the shard")
+            if run.codec != self.run.codec:
+                raise RefusedError(
+                    "codec", f"the codec of a run cannot change from {self.run.codec!r}; restart the shard"
+                )
             if (run.window_items, run.window_bytes) != (self.run.window_items, self.run.window_bytes):
                 self._routes.clear()  # a resumed learner may have other windows: every actor is to ask for its own anew
         for spec in run.tables:
@@ -192,14 +203,17 @@ class Shard:
             return self._refuse("malformed", f"{count} items announced, {len(payloads)} payloads sent", count)
         if header.new_ticks.min() < 0 or header.versions.min() < 0:
             return self._refuse("malformed", "negative ticks or versions", count)
-        if header.codec not in ITEM_CODECS:
-            return self._refuse("malformed", f"codec {header.codec!r} is not known", count)
+        if header.codec != self.run.codec:
+            return self._refuse("malformed", f"codec {header.codec!r:.60}; the run's is {self.run.codec!r}", count)
+        if not (np.isfinite(header.priorities).all() and header.priorities.min() >= 0):
+            return self._refuse("priority", "a priority is negative or not finite", count)
         table = self.tables.get(header.table)
         if table is None:
             return self._refuse("malformed", f"table {header.table!r} is not part of this run", count)
-        if any(len(payload) != self.run.payload_bytes for payload in payloads):
+        least, most = self.run.frame_bytes
+        if not all(least <= len(payload) <= most for payload in payloads):
             sizes = sorted({len(payload) for payload in payloads})
-            return self._refuse("size", f"payloads of {sizes} bytes; {self.run.payload_bytes} expected", count)
+            return self._refuse("size", f"payloads of {sizes} bytes; {least} to {most} expected", count)
         if header.seq > peer.expected:
             self._reject("gap", count)
             return Reset(peer.expected)
@@ -216,8 +230,8 @@ class Shard:
         self.ledger.duplicate += known
         if known == count:
             return Ack(peer.stored)
-        ticks, versions = header.new_ticks[known:].tolist(), header.versions[known:].tolist()
-        self._waiting.append(Waiting(peer, table, list(map(Item, payloads[known:], ticks, versions)), self._clock()))
+        facts = (array[known:].tolist() for array in (header.new_ticks, header.versions, header.priorities))
+        self._waiting.append(Waiting(peer, table, list(map(Item, payloads[known:], *facts)), self._clock()))
         peer.expected += count - known
         peer.waiting_items += count - known
         peer.waiting_bytes += new_bytes

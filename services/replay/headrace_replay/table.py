@@ -13,6 +13,20 @@ from headrace.wire.items import Item
 from headrace_replay.limiter import RateLimiter
 
 
+@dataclass(frozen=True)
+class TableSpec:
+    """What OpenRun says about a table. The last four are those of uniform and prioritized ones."""
+
+    name: str
+    sampler: str
+    max_items: int
+    max_bytes: int
+    min_size: int = 0
+    samples_per_insert: float = 0.0
+    error_buffer: float = 0.0
+    priority_exponent: float = 0.0
+
+
 class Stored(NamedTuple):
     """An item in a table, and when it came in (seconds of the table's clock)."""
 
