@@ -11,6 +11,7 @@ import numpy.typing as npt
 import zmq
 
 from headrace.errors import ConfigError
+from headrace.wire.compression import bound, decompress_into
 from headrace.wire.header import MalformedError
 from headrace.wire.payload import MAX_PAYLOAD_BYTES
 
@@ -99,7 +100,7 @@ def _configured(context: zmq.Context[zmq.Socket[bytes]], kind: int) -> zmq.Socke
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
     socket.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
-    socket.setsockopt(zmq.MAXMSGSIZE, MAX_PAYLOAD_BYTES)  # a frame
+    socket.setsockopt(zmq.MAXMSGSIZE, bound(MAX_PAYLOAD_BYTES))  # a frame
     return socket
 
 
@@ -163,7 +164,7 @@ def _receive(socket: zmq.Socket[bytes], frame_bytes: int, most: int) -> list[Fra
 
 
 def receive_header(socket: zmq.Socket[bytes]) -> bytes | None:
-    """The first frame of the next message, or None if there is none now. Then call one of the two below."""
+    """The first frame of the next message, or None if there is none now. Then call one of the three below."""
     try:
         return socket.recv(_NOW)
     except zmq.Again:
@@ -180,6 +181,28 @@ def receive_rows(socket: zmq.Socket[bytes], rows: Iterable[npt.NDArray[np.uint8]
     excess = skip_frames(socket)
     if excess or not fitting:
         raise MalformedError(f"{excess} frames too many" if excess else "a frame of the wrong length")
+
+
+def receive_compressed_rows(socket: zmq.Socket[bytes], rows: Iterable[npt.NDArray[np.uint8]]) -> npt.NDArray[np.bool_]:
+    """Receives the message's other frames, each decompressed into one row. MalformedError if they are not as many.
+
+    Returns which rows [N] were not filled, because their frame is no compressed payload; they are zero. Nobody looks
+    into a frame before, so a bad one is its actor's fault alone, and the items that came with it are good.
+    """
+    unfilled = []
+    for row in rows:
+        if not socket.get(_RCVMORE):
+            raise MalformedError("a message of too few frames")
+        frame = socket.recv(_NOW, copy=False)
+        try:
+            decompress_into(frame.buffer, row)
+            unfilled.append(False)
+        except MalformedError:
+            row[:] = 0
+            unfilled.append(True)
+    if excess := skip_frames(socket):
+        raise MalformedError(f"{excess} frames too many")
+    return np.array(unfilled, np.bool_)
 
 
 def skip_frames(socket: zmq.Socket[bytes]) -> int:

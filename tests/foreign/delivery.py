@@ -21,7 +21,7 @@ _OPTIONS = {
     zmq.HEARTBEAT_TIMEOUT: 3000,
     zmq.RECONNECT_IVL: 100,
     zmq.RECONNECT_IVL_MAX: 2000,
-    zmq.MAXMSGSIZE: 1 << 30,
+    zmq.MAXMSGSIZE: 1_077_952_592,
 }
 
 

@@ -91,7 +91,7 @@ class Call:
 def joined(run: str = "run", epoch: int = 1, every_s: float = 0.01) -> learner_pb2.JoinReply:
     sections = CONFIG.model_dump(mode="json", by_alias=True, include={"env", "agent", "model", "imports", "evaluation"})
     sections["evaluation"]["every_s"] = every_s
-    rest = {"report_s": 1.0, "shard_patience_s": 1.0}
+    rest = {"report_s": 1.0, "shard_patience_s": 1.0, "codec": "none"}
     return learner_pb2.JoinReply(run=run, epoch=epoch, seed=7, config_json=json.dumps(sections | rest))
 
 

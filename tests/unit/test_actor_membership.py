@@ -54,7 +54,7 @@ class Learner:
 
     def _join(self, request: learner_pb2.JoinRequest) -> learner_pb2.JoinReply:
         sections = CONFIG.model_dump(mode="json", by_alias=True, include={"env", "agent", "model", "imports"})
-        rest = {"report_s": CONFIG.actor.report_s, "shard_patience_s": CONFIG.replay.shard_patience_s}
+        rest = {"report_s": CONFIG.actor.report_s, "shard_patience_s": CONFIG.replay.shard_patience_s, "codec": "none"}
         return learner_pb2.JoinReply(run=next(self._runs), lease=5, epoch=1, config_json=json.dumps(sections | rest))
 
     def _report(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportReply:

@@ -17,6 +17,7 @@ import zmtp
 
 from headrace.errors import ConfigError
 from headrace.wire import sockets
+from headrace.wire.compression import compress
 from headrace.wire.header import MalformedError
 
 Socket = zmq.Socket[bytes]
@@ -137,6 +138,54 @@ def test_frames_that_do_not_fit_the_rows_are_refused_and_the_next_message_is_rea
     assert arrived(lambda: sockets.receive_header(dealer)) == b"good"
     sockets.receive_rows(dealer, rows)
     assert rows.sum(axis=1).tolist() == [100, 200]
+
+
+def test_each_frame_is_decompressed_into_its_row(pair: tuple[Socket, Socket, bytes]) -> None:
+    router, dealer, route = pair
+    sent = np.zeros((3, LARGE), np.uint8)
+    sent[1] = 7
+    sent[2] = np.random.default_rng(1).integers(0, 256, LARGE, np.uint8)  # it does not become any smaller
+    assert sockets.send(router, [route, b"header", *(compress(row.data) for row in sent)])
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"header"
+    rows = np.full_like(sent, 99)
+    assert sockets.receive_compressed_rows(dealer, rows).tolist() == [False] * 3
+    np.testing.assert_array_equal(rows, sent)
+    assert sockets.skip_frames(dealer) == 0
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [b"", b"x", compress(bytes(100))[:-1], compress(bytes(99)), compress(bytes(101)), bytes(1000)],
+    ids=["empty", "none", "truncated", "shorter", "longer", "oversized"],
+)
+def test_a_frame_that_does_not_fill_its_row_spoils_no_other_item_of_the_message(
+    pair: tuple[Socket, Socket, bytes], bad: bytes
+) -> None:
+    router, dealer, route = pair
+    rows = np.full((3, 100), 99, np.uint8)
+    assert sockets.send(router, [route, b"header", compress(bytes([1]) * 100), bad, compress(bytes([3]) * 100)])
+    assert sockets.send(router, [route, b"next"])
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"header"
+    assert sockets.receive_compressed_rows(dealer, rows).tolist() == [False, True, False]
+    assert [set(row.tolist()) for row in rows] == [{1}, {0}, {3}]
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"next"
+
+
+@pytest.mark.parametrize(("count", "reason"), [(0, "too few"), (1, "too few"), (3, "1 frames too many")])
+def test_compressed_frames_of_another_number_than_the_rows_are_refused_and_the_next_message_is_read_in_step(
+    pair: tuple[Socket, Socket, bytes], count: int, reason: str
+) -> None:
+    router, dealer, route = pair
+    rows = np.zeros((2, 100), np.uint8)
+    frame = compress(bytes([1]) * 100)
+    assert sockets.send(router, [route, b"bad", *[frame] * count])
+    assert sockets.send(router, [route, b"good", frame, frame])
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"bad"
+    with pytest.raises(MalformedError, match=reason):
+        sockets.receive_compressed_rows(dealer, rows)
+    assert arrived(lambda: sockets.receive_header(dealer)) == b"good"
+    assert not sockets.receive_compressed_rows(dealer, rows).any()
+    assert rows.sum(axis=1).tolist() == [100, 100]
 
 
 def test_the_rest_of_a_message_can_be_skipped(pair: tuple[Socket, Socket, bytes]) -> None:

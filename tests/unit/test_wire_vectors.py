@@ -28,6 +28,7 @@ from headrace.rpc.chunks import Assembler, Blob, ChunkError, split
 from headrace.rpc.v1 import learner_pb2, replay_pb2
 from headrace.unroll import UnrollWriter, pack_version, subtree, unroll_schema
 from headrace.wire import header, messages, payload
+from headrace.wire.compression import decompress_into
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import FROM_ACTOR, FROM_LEARNER, TO_ACTOR, TO_LEARNER, decode, encode
 from headrace.wire.payload import ArraySpec, PayloadSchema
@@ -319,7 +320,7 @@ def hex_block(block: str) -> bytes:
 
 
 def test_the_page_shows_these_examples() -> None:
-    shown = {"payload/small", "payload/small.hash", "payload/unroll"}
+    shown = {"payload/small", "payload/small.hash", "payload/unroll", "payload/lz4"}
     assert BLOCKS.keys() == shown | {f"messages/{name}" for name in ("hello", "credit", "items", "ack")}
 
 
@@ -342,6 +343,12 @@ def test_the_payload_on_the_page_is_the_vectors() -> None:
     assert shown.hex() == ROWS.hex()
     offsets = [at for at, _ in hex_rows(BLOCKS["payload/unroll"]) if at is not None]
     assert offsets == list(schema("small").offsets.values())
+
+
+def test_the_compressed_payload_on_the_page_is_read() -> None:
+    row = np.zeros(64, np.uint8)
+    decompress_into(hex_block(BLOCKS["payload/lz4"]), row)
+    assert row.tolist() == [7] * 59 + [0] * 5
 
 
 def test_the_array_on_the_page_is_the_one_in_the_items_message() -> None:

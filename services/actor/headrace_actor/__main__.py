@@ -75,6 +75,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
             schema=agent.schema.hash,
             table=UNROLLS,
             patience_s=assignment.shard_patience_s,
+            codec=assignment.codec,
         ),
         metrics,
     )

@@ -14,13 +14,14 @@ import grpc
 from headrace.config import EnvConfig, EvaluationConfig, ModelConfig, parse_agent
 from headrace.config_sections import Section
 from headrace.envs.spaces import Spaces
-from headrace.errors import ComponentLost
+from headrace.errors import ComponentLost, ConfigError
 from headrace.rpc.channel import details, retrying
 from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import ActorMetrics
 from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
+from headrace.wire.compression import CODECS
 from headrace.wire.messages import PROTOCOL
 from headrace_actor.stream import ItemLedger
 
@@ -45,10 +46,17 @@ class Assignment:
     imports: tuple[str, ...]
     report_s: float
     shard_patience_s: float
+    codec: str
 
     @classmethod
     def from_reply(cls, reply: learner_pb2.JoinReply) -> Assignment:
+        """Raises ConfigError for a codec that is not known here."""
         config = json.loads(reply.config_json)
+        if config["codec"] not in CODECS:
+            raise ConfigError(
+                f"the run's payloads are compressed by {config['codec']!r:.40}; this actor knows {', '.join(CODECS)}. "
+                "Run the learner's version"
+            )
         return cls(
             run=reply.run,
             lease=reply.lease,
@@ -61,6 +69,7 @@ class Assignment:
             imports=tuple(config["imports"]),
             report_s=config["report_s"],
             shard_patience_s=config["shard_patience_s"],
+            codec=config["codec"],
         )
 
 

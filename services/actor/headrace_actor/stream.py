@@ -21,6 +21,7 @@ from headrace.telemetry.catalogue import ActorMetrics
 from headrace.telemetry.labels import DropReason, Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire import sockets
+from headrace.wire.compression import compress
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
 from headrace.wire.messages import (
@@ -62,6 +63,7 @@ class Introduction:
     schema: bytes
     table: str
     patience_s: float  # how long a lost shard's items are kept
+    codec: str = "none"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class ItemStream:
     def __init__(self, introduction: Introduction, metrics: ActorMetrics) -> None:
         self._me = introduction
         self._metrics = metrics
-        self._window = Window(introduction.table)
+        self._window = Window(introduction.table, introduction.codec)
         self._lock = threading.Lock()
         self._context = zmq.Context[zmq.Socket[bytes]](io_threads=1)
         self._socket = sockets.connect(self._context, introduction.address)
@@ -94,7 +96,12 @@ class ItemStream:
         self._closed = False
 
     def put(self, items: Sequence[Item]) -> None:
-        """Takes items for delivery and sends what the credit allows; never waits (see `wait_for_room`)."""
+        """Takes items for delivery and sends what the credit allows; never waits (see `wait_for_room`).
+
+        Payloads are compressed here, once, if the run says so: what they were made in is not held any longer.
+        """
+        if self._me.codec == "lz4":
+            items = [item._replace(payload=compress(item.payload)) for item in items]
         with self._lock:
             self._window.add(items)
             self._metrics.unrolls_made.inc(len(items))

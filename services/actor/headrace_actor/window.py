@@ -19,8 +19,9 @@ class Window:
     base <= sent <= next: below `base` all is settled, below `sent` all was sent on this connection.
     """
 
-    def __init__(self, table: str) -> None:
+    def __init__(self, table: str, codec: str = "none") -> None:
         self.table = table
+        self.codec = codec  # of the items' payloads
         self.base = 0
         self.sent = 0
         self.max_items = 0  # credit; none before the shard grants it
@@ -70,7 +71,7 @@ class Window:
         header = Items(
             table=self.table,
             seq=self.sent,
-            codec="none",
+            codec=self.codec,
             new_ticks=np.array([item.new_ticks for item in batch], np.int64),
             versions=np.array([item.version for item in batch], np.int64),
             priorities=np.array([item.priority for item in batch], np.float64),

@@ -94,6 +94,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
                 **config.model_dump(mode="json", by_alias=True, include=sections),
                 "report_s": config.actor.report_s,
                 "shard_patience_s": config.replay.shard_patience_s,
+                "codec": config.replay.codec,
             }
         )
 
