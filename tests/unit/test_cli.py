@@ -233,7 +233,7 @@ def test_services_parse_their_defaults_onto_loopback() -> None:
     assert (str(replay.bind), replay.items_port, replay.samples_port) == ("127.0.0.1:6200", 6201, 6202)
     assert str(replay.metrics_bind) == "127.0.0.1:6203"
     learner = parse_learner(["cartpole", "--learner.lr=0.5"], {})
-    assert (str(learner.bind), str(learner.replay)) == ("127.0.0.1:6100", "127.0.0.1:6200")
+    assert (str(learner.bind), *map(str, learner.replay)) == ("127.0.0.1:6100", "127.0.0.1:6200")
     assert learner.config.learner.lr.value(0) == 0.5
     assert parse_actor(["--lifeline"], {}).lifeline
     assert not parse_actor([], {"HEADRACE_LIFELINE": "1"}).lifeline

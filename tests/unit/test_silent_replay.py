@@ -30,7 +30,7 @@ from headrace.wire.messages import (
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor import stream as stream_module
 from headrace_actor.stream import Introduction, ItemStream
-from headrace_learner import loader as loader_module
+from headrace_learner import shard_requests
 from headrace_learner.loader import Loader, Source
 
 SIZE, WINDOW_ITEMS, WINDOW_BYTES = 100_000, 8, 350_000
@@ -150,7 +150,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     resolved: dict[str, str] = {}
     connect = sockets.connect
     monkeypatch.setattr(sockets, "connect", lambda context, address: connect(context, resolved[address]))
-    for module in (stream_module, loader_module):
+    for module in (stream_module, shard_requests):
         monkeypatch.setattr(module, "SILENCE_S", 0.15)
     return resolved
 
@@ -182,7 +182,7 @@ def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_add
 ) -> None:
     old = Shard(context)
     names["replay:6202"] = f"127.0.0.1:{old.port}"
-    source = Source("replay:6202", "run", 1, UNROLLS, batch_size=1, prefetch=1)
+    source = Source(["replay:6202"], "run", 1, UNROLLS, batch_size=1, prefetch=1)
     loader = Loader(source, SCHEMA, LearnerMetrics(CollectorRegistry()))
     try:
         while not old.requests:
@@ -201,7 +201,7 @@ def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_add
         new.answer(Batch(8, new.requests[0], "none", 1, one, np.ones(1), one, one, one), bytes(SCHEMA.payload_bytes))
         batch = loader.next(5.0)
         assert batch is not None
-        assert batch.ids.tolist() == [1]
+        assert batch.versions.tolist() == [1]
         new.close()
     finally:
         loader.close()

@@ -113,7 +113,7 @@ class Account:
             "lag_mean": lag.mean,
             "lag_max": lag.max,
             "replay_fill": self._replay.fill,
-            "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
+            "samples_per_insert": _ratio(replay.sampled, replay.stored),
             "actors": self._roster.actors,
             "actors_wanted": self._config.actor.count,
             "eta_s": _ratio(stop.steps - trainer.trained_steps, steps_per_s) if stop.steps else None,
@@ -147,7 +147,7 @@ class Account:
             "episodes": roster.episodes,
             "evaluation": None if self._evaluations is None else self._evaluations.summary(),
             "policy_lag": self._lag.as_dict(),
-            "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
+            "samples_per_insert": _ratio(replay.sampled, replay.stored),
             "ledger": {
                 "actor": roster.ledger(drained=True).as_dict(),
                 "replay": replay.as_dict(),
@@ -157,7 +157,7 @@ class Account:
                     "queued": ledger.queued,
                     "discarded": dict(ledger.discarded),
                     # Drawn by this run at replay, and never seen here: by an earlier start that was killed.
-                    "unknown": max(0, replay.removed["sampled"] + replay.unknown - ledger.drawn),
+                    "unknown": max(0, replay.sampled + replay.unknown - ledger.drawn),
                 },
             },
         }
