@@ -84,10 +84,9 @@ def table_settings(config: RunConfig) -> TableSettings:
     least = (batch + shards * ratio) / 2  # with less, inserts and draws would wait for each other
     buffer = max(0.1 * ratio * min_size, least) if replay.error_buffer is None else replay.error_buffer
     if buffer < least:
-        why = (
-            "inserts and draws would wait for each other: "
-            f"2 x {buffer:g} < {batch} + {shards} shards x samples_per_insert {ratio:g} = {2 * least:g}"
-        )
+        each = f"{shards} shards x " if shards > 1 else ""
+        arithmetic = f"2 x {buffer:g} < {batch} + {each}samples_per_insert {ratio:g} = {2 * least:g}"
+        why = f"inserts and draws would wait for each other, {arithmetic}"
         raise _clash(config, "replay.error_buffer", "is too small for", "learner.batch_size", why)
     alpha, beta = replay.priority_exponent, replay.importance_exponent
     if sampler == "uniform":
