@@ -27,6 +27,7 @@ from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.health import Health
 from headrace.telemetry.recorder import Recorder
 from headrace.unroll import pack_version
+from headrace.wire.messages import Floats
 from headrace.wire.payload import ArraySpec
 from headrace_actor.collector import Collector, Identity, Weights
 from headrace_learner.account import Account
@@ -58,11 +59,11 @@ def record(path: Path, batches: int) -> None:
     settings = config(1)
     torch.manual_seed(3)
     network = build_network(settings.model, SPACES)
-    schema = make_agent(settings.agent, SPACES, state_spec(network)).schema
+    agent = make_agent(settings.agent, SPACES, state_spec(network))
     policy = make_policy(settings.model, SPACES)
     weights = Weights(policy.decode(ParameterEncoder(network).encode() or b""), pack_version(1, 0), 0.0)
     slots = make_slots(settings.env, ())
-    collector = Collector(slots, policy, schema, Identity(1, 0, 1), lambda: weights)
+    collector = Collector(slots, policy, agent, Identity(1, 0, 1), lambda: weights)
     unrolls = [[bytes(item.payload) for item in collector.collect() or []] for _ in range(batches)]
     np.save(path, np.array([[np.frombuffer(payload, np.uint8) for payload in batch] for batch in unrolls]))
 
@@ -81,14 +82,15 @@ class Recorded:
         self.ledger.draw(1, BATCH)
         return LoadedBatch(
             views=views,
-            ids=np.arange(BATCH),
-            probabilities=np.ones(BATCH),
-            table_size=BATCH,
+            weights=np.ones(BATCH, np.float32),
             new_ticks=views["valid"].sum(axis=1),
             versions=np.full(BATCH, pack_version(1, 0)),
             malformed=0,
             copy_s=0.0,
         )
+
+    def prioritize(self, priorities: Floats) -> None:
+        """They come in the order in which they were recorded."""
 
     def ask(self) -> None:
         """They are all there."""
@@ -109,14 +111,14 @@ def train(items: Path, run_dir: Path, updates: int) -> None:
     torch.manual_seed(settings.seed)
     metrics = LearnerMetrics(CollectorRegistry())
     network = build_network(settings.model, SPACES)
-    schema = make_agent(settings.agent, SPACES, state_spec(network)).schema
-    trainer = Trainer(network, settings, torch.device("cpu"))
+    agent = make_agent(settings.agent, SPACES, state_spec(network))
+    trainer = Trainer(network, agent, settings, torch.device("cpu"))
     roster = Roster(1, 1000.0, settings.stop, metrics)
     checkpoints = CheckpointFolder(run_dir / "checkpoints", keep=2)
     newest = checkpoints.newest()
     if newest is not None:
         resume(newest, trainer, roster)
-    source = Recorded(items, schema, trainer.updates, metrics)
+    source = Recorded(items, agent.schema, trainer.updates, metrics)
     training = Training(
         config=settings,
         trainer=trainer,

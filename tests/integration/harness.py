@@ -320,7 +320,7 @@ class LearnerParts:
     def next(self, timeout_s: float = START_S) -> LoadedBatch:
         """The next batch; fails the test if there is none in time."""
         batch = until(lambda: self.loader.next(0.5), "a batch", timeout_s)
-        self.loader.ledger.train(len(batch.versions))
+        self.loader.ledger.train(len(batch.new_ticks))
         return cast(LoadedBatch, batch)
 
     def close(self) -> None:

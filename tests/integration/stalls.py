@@ -12,10 +12,9 @@ import psutil
 from command import Command, Gate, running
 from harness import until
 
+from headrace.agents.registry import make_agent
 from headrace.config import RunConfig
 from headrace.envs.spaces import Spaces
-from headrace.unroll import unroll_schema
-from headrace.wire.payload import ArraySpec
 
 MIB = 1 << 20
 SLACK_BYTES = 24 * MIB  # what allocators keep, and what connections cost
@@ -91,9 +90,7 @@ class Stalls:
     def bounds(self) -> dict[str, int]:
         config = self.command.config()
         spaces = Spaces.from_json((self.command.run_dir / "env.json").read_text())
-        behaviour = {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (spaces.action.n,))}
-        schema = unroll_schema(config.agent.unroll_length, spaces.observation, spaces.action.array, behaviour, {})
-        return bounds(config, schema.payload_bytes)
+        return bounds(config, make_agent(config.agent, spaces, {}).schema.payload_bytes)
 
     def _watch(self, seconds: float) -> None:
         end = time.monotonic() + seconds

@@ -56,7 +56,8 @@ def stopped_run(path: Path) -> str:
     folder = RunFolder.open(path, CONFIG, "auto")
     spaces = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
     folder.write_spaces(spaces)
-    trainer = Trainer(seeded_network(lambda: build_network(CONFIG.model, spaces), 99), CONFIG, torch.device("cpu"))
+    network = seeded_network(lambda: build_network(CONFIG.model, spaces), 99)
+    trainer = Trainer(network, make_agent(CONFIG.agent, spaces, {}), CONFIG, torch.device("cpu"))
     tensors, facts = trainer.state()
     facts |= {"updates": UPDATES, "trained_steps": 50, "episodes": 0, "returns": []}
     folder.checkpoints.save(UPDATES, tensors, facts)

@@ -106,11 +106,11 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
             assert stream.wait_for_room(SLOTS, threading.Event(), lambda: None)
             stream.put(items)
             loaded = until(lambda: loader.next(0.1), "the batch")
-            views = {name: np.array(view) for name, view in loaded.views.items()}
+            views, weights = {name: np.array(view) for name, view in loaded.views.items()}, loaded.weights
         finally:
             stream.leave()
             loader.close()
-    return UnrollBatch.from_views(views, torch.device("cpu"))
+    return UnrollBatch.from_views(views, torch.device("cpu"), weights)
 
 
 def targets(batch: UnrollBatch, lambda_: float = 1.0) -> vtrace.Targets:

@@ -11,16 +11,15 @@ import torch
 from torch import nn
 
 from headrace.agents.batch import UnrollBatch, evaluate
-from headrace.agents.vtrace import behaviour_spec
+from headrace.agents.vtrace import VTrace, VTraceConfig
 from headrace.config import EnvConfig
 from headrace.envs.slots import Slots, make_slots
 from headrace.envs.spaces import Spaces
 from headrace.models.build import state_spec
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 from headrace.models.torch_policy import TorchPolicy
-from headrace.unroll import pack_version, unroll_schema
+from headrace.unroll import pack_version
 from headrace.wire.items import Item
-from headrace.wire.payload import PayloadSchema
 from headrace_actor.collector import Collector, Identity, Observers, Weights
 
 
@@ -63,14 +62,13 @@ class Setup:
         torch.manual_seed(1)
         self.network = Recurrent(self.slots.spaces)
         spaces = self.slots.spaces
-        self.schema: PayloadSchema = unroll_schema(
-            length, spaces.observation, spaces.action.array, behaviour_spec(spaces.action.n), state_spec(self.network)
-        )
+        agent = VTrace(VTraceConfig(unroll_length=length), spaces, state_spec(self.network))
+        self.schema = agent.schema
         own = Weights(self.network.state_dict(), pack_version(1, 0), 0.0)
         self.collector = Collector(
             self.slots,
             TorchPolicy(Recurrent(spaces)),
-            self.schema,
+            agent,
             Identity(7, 0, 1),
             newest or (lambda: own),
             observers or Observers(),
@@ -137,14 +135,14 @@ def test_a_collector_that_is_told_to_stop_ships_no_partial_unroll() -> None:
 
 
 def test_episode_statistics_are_raw_returns_over_valid_ticks() -> None:
-    finished: list[tuple[float, int]] = []
+    finished: list[tuple[float, int, bool]] = []
     valid: list[int] = []
     observers = Observers(
         stepped=lambda _inference, _env, ticks: valid.append(ticks), episode=lambda *facts: finished.append(facts)
     )
     setup = Setup(10, observers=observers)
     setup.collector.collect()
-    assert finished == [(6.0, 3)] * 4
+    assert finished == [(6.0, 3, True)] * 4
     assert sum(valid) == 16
 
 

@@ -84,10 +84,10 @@ def test_an_error_of_the_environment_comes_out_of_collect_and_the_partial_unroll
 ) -> None:
     slots = failing(how, vectorization)
     network = build_network(ModelConfig(), slots.spaces)
-    schema = make_agent(VTraceConfig(unroll_length=4), slots.spaces, state_spec(network)).schema
+    agent = make_agent(VTraceConfig(unroll_length=4), slots.spaces, state_spec(network))
     policy = make_policy(ModelConfig(), slots.spaces)
     weights = Weights(policy.decode(encode_parameters(parameters_of(network))), 1, 0.0)
-    collector = Collector(slots, policy, schema, Identity(1, 0, 1), lambda: weights)
+    collector = Collector(slots, policy, agent, Identity(1, 0, 1), lambda: weights)
     whole = collector.collect()
     assert whole is not None
     assert [item.new_ticks for item in whole] == [4, 4]

@@ -15,7 +15,7 @@ from headrace.envs.seeds import evaluation_seeds, policy_generator, slot_seeds
 from headrace.envs.slots import Slots, Transition, make_slots
 from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.episodes import Episode, play, shares
-from headrace.models.policy import Policy
+from headrace.models.policy import Policy, PolicyOutput
 from headrace.wire.payload import ArraySpec
 
 Array = npt.NDArray[Any]
@@ -52,6 +52,11 @@ class UnevenSlots:
         return
 
 
+def said(logits: Array) -> PolicyOutput:
+    """Of a network with these logits [N, A]; the value is of no interest."""
+    return PolicyOutput(logits, np.zeros(len(logits), np.float32))
+
+
 class Likes:
     """Always prefers one action, and notes what it saw. Its state counts the ticks of a slot; nobody resets it."""
 
@@ -65,10 +70,10 @@ class Likes:
 
     def step(
         self, observation: Array, first: Array, action: Array, reward: Array, state: Mapping[str, Array]
-    ) -> tuple[Array, Mapping[str, Array]]:
+    ) -> tuple[PolicyOutput, Mapping[str, Array]]:
         self.seen.append((observation, first, action, reward))
         self.states.append(state["ticks"])
-        return np.tile(self._logits, (len(observation), 1)), {"ticks": state["ticks"] + 1}
+        return said(np.tile(self._logits, (len(observation), 1))), {"ticks": state["ticks"] + 1}
 
 
 def played(slots: Slots, seeds: Sequence[int], episodes: int, **options: Any) -> list[Episode]:
@@ -95,7 +100,7 @@ def test_what_does_not_divide_evenly_is_dealt_out_beforehand() -> None:
 
 def test_returns_are_the_raw_rewards_of_valid_ticks_of_greedy_actions() -> None:
     assert uneven([4, 3], 4) == [Episode(40.0, 4)] * 2 + [Episode(30.0, 3)] * 2
-    assert uneven([4, 3], 2, choose=lambda logits: np.zeros(len(logits), np.int64)) == [
+    assert uneven([4, 3], 2, choose=lambda output: np.zeros(len(output.logits), np.int64)) == [
         Episode(-4.0, 4),
         Episode(-3.0, 3),
     ]
@@ -134,7 +139,7 @@ def test_an_evaluation_that_is_repeated_in_the_same_environments_plays_the_same_
 
 def test_the_greedy_action_is_the_most_probable_one_and_the_first_of_equals() -> None:
     logits = np.array([[0.0, 2.0, 1.0], [-1.0, -1.0, -3.0], [5.0, 5.0, 5.0]], np.float32)
-    chosen = greedy(logits)
+    chosen = greedy(said(logits))
     assert chosen.tolist() == [1, 0, 0]
     assert chosen.dtype == np.int64
 

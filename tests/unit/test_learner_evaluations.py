@@ -14,6 +14,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder, find_checkpoint
 from headrace.config import RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
@@ -79,7 +80,8 @@ class Learner:
         self.evaluations = None if every_s is None else Evaluations(metrics)
         definition = Definition(SPACES)
         self.front = LearnerFront(RUN, epoch, config, self.roster, definition, self.publisher, self.evaluations)
-        self.trainer = Trainer(MLP(SPACES.observation, 2, (8,), "tanh"), config, torch.device("cpu"))
+        network, agent = MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(config.agent, SPACES, {})
+        self.trainer = Trainer(network, agent, config, torch.device("cpu"))
         self.checkpoints = CheckpointFolder(folder / "checkpoints", keep=2)
         ledger = LearnerLedger(metrics)
         self.account = Account(config, self.trainer, self.roster, NoReplay(), ledger, self.evaluations)

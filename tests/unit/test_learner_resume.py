@@ -10,8 +10,10 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from headrace.agents.batch import UnrollBatch
+from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
+from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.models.mlp import MLP
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.wire.payload import ArraySpec
@@ -21,6 +23,7 @@ from headrace_learner.training import resume
 
 UPDATES, HALF, NEW_TICKS = 200, 100, 15
 RETURNS = [1.5, -2.0, 3.25]
+SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
 
 
 def config(optimizer: Any) -> RunConfig:
@@ -36,7 +39,8 @@ def config(optimizer: Any) -> RunConfig:
 
 def trainer(config: RunConfig, seed: int) -> Trainer:
     torch.manual_seed(seed)
-    return Trainer(MLP(ArraySpec("<f4", (4,)), 2, (8,), "tanh"), config, torch.device("cpu"))
+    network = MLP(SPACES.observation, 2, (8,), "tanh")
+    return Trainer(network, make_agent(config.agent, SPACES, {}), config, torch.device("cpu"))
 
 
 def roster(config: RunConfig) -> Roster:
@@ -61,6 +65,7 @@ def batch(number: int) -> UnrollBatch:
         state={},
         previous_action=torch.zeros(width, dtype=torch.int64),
         previous_reward=torch.zeros(width),
+        weights=torch.ones(width),
     )
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from headrace.agents.batch import UnrollBatch
+from headrace.agents.registry import make_agent
 from headrace.config import LearnerConfig, RunConfig
+from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.errors import ConfigError, ExitCode
 from headrace.models.mlp import MLP
 from headrace.wire.payload import ArraySpec
@@ -17,12 +19,13 @@ from headrace_learner.optimizer import Optimizer
 from headrace_learner.trainer import DivergedError, Trainer, choose_device
 
 CPU = torch.device("cpu")
+SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
 
 
 def trainer(**learner: Any) -> Trainer:
     torch.manual_seed(5)
     config = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, "learner": {"lr": 0.01, **learner}})
-    return Trainer(MLP(ArraySpec("<f4", (4,)), 2, (8,), "tanh"), config, CPU)
+    return Trainer(MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(config.agent, SPACES, {}), config, CPU)
 
 
 def batch(seed: int, *, reward: float | None = None) -> UnrollBatch:
@@ -42,6 +45,7 @@ def batch(seed: int, *, reward: float | None = None) -> UnrollBatch:
         state={},
         previous_action=torch.zeros(width, dtype=torch.int64),
         previous_reward=torch.zeros(width),
+        weights=torch.ones(width),
     )
 
 
@@ -94,7 +98,7 @@ def test_a_parameter_that_gets_no_gradient_stays_as_it_is(optimizer: Any) -> Non
     made = trainer(optimizer=optimizer)
     made.network.register_parameter("unused", nn.Parameter(torch.ones(3)))
     made.network.get_submodule("torso").requires_grad_(False)
-    again = Trainer(made.network, made._config, CPU)
+    again = Trainer(made.network, made.agent, made._config, CPU)
     before = parameters(again)
     again.update(batch(0), 15)
     after = parameters(again)

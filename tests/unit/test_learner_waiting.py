@@ -10,6 +10,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
+from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
@@ -25,6 +26,7 @@ from headrace_learner.roster import Roster
 from headrace_learner.trainer import Trainer
 from headrace_learner.training import Training
 
+SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
 CONFIG = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, "telemetry": {"log_every_s": 10}})
 
 
@@ -77,7 +79,8 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
     metrics = LearnerMetrics(CollectorRegistry())
     roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
     health = Health(clock=clock.monotonic)
-    trainer = Trainer(MLP(ArraySpec("<f4", (4,)), 2, (8,), "tanh"), CONFIG, torch.device("cpu"))
+    network, agent = MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(CONFIG.agent, SPACES, {})
+    trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
     ages: list[float] = []
     dry = Dry(
         clock,
@@ -102,7 +105,7 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
         health=health,
         lifetime=lifetime,
         run="run",
-        spaces=Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0)),
+        spaces=SPACES,
     )
     with caplog.at_level(logging.WARNING):
         assert training.train() == "stopped"

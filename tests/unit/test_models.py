@@ -135,10 +135,12 @@ def test_numpy_inference_of_the_built_in_network_equals_pytorch(
     observation = random.integers(0, 255, (7, *spaces.observation.shape)).astype(spaces.observation.dtype)
     arguments = (observation, np.zeros(7, np.bool_), np.zeros(7, np.int64), np.zeros(7, np.float32), {})
     kept = observation.copy()
-    logits, state = fast.step(*arguments)
+    output, state = fast.step(*arguments)
     expected, _ = plain.step(*arguments)
-    assert logits.dtype == np.float32
-    np.testing.assert_allclose(logits, expected, rtol=1e-5, atol=1e-5)
+    assert (output.logits.shape, output.value.shape) == ((7, spaces.action.n), (7,))
+    assert output.logits.dtype == output.value.dtype == np.float32
+    np.testing.assert_allclose(output.logits, expected.logits, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(output.value, expected.value, rtol=1e-5, atol=1e-5)
     np.testing.assert_array_equal(observation, kept)
     assert dict(state) == {}
 
@@ -151,10 +153,11 @@ def test_an_observation_of_a_single_number_is_one_feature(core: Any) -> None:
     policy.load(policy.decode(encode_parameters(parameters_of(network))))
     observation, flags = np.array([0.5, -2.0, 3.0], np.float32), np.zeros(3, np.bool_)
     rest = (flags, np.zeros(3, np.int64), np.zeros(3, np.float32))
-    logits, _ = policy.step(observation, *rest, policy.initial_state(3))
+    output, _ = policy.step(observation, *rest, policy.initial_state(3))
     inputs = NetworkInput(*(torch.from_numpy(array) for array in (observation, *rest)))
     expected, _ = step(network, inputs, network.initial_state(3))
-    np.testing.assert_allclose(logits, expected.logits.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(output.logits, expected.logits.detach().numpy(), atol=1e-6)
+    np.testing.assert_allclose(output.value, expected.value.detach().numpy(), atol=1e-6)
 
 
 def test_byte_frames_are_scaled_in_the_network_and_floats_are_not() -> None:
@@ -175,7 +178,7 @@ def test_new_weights_are_taken_all_or_none(kind: Any) -> None:
     policy = make_policy(config, SPACES) if kind is NumpyMLP else TorchPolicy(network)
     policy.load(policy.decode(encode_parameters(parameters_of(network))))
     arguments = (np.ones((2, 2, 3), np.float32), np.ones(2, np.bool_), np.zeros(2, np.int64), np.zeros(2, np.float32))
-    before = policy.step(*arguments, {})[0].copy()
+    before = policy.step(*arguments, {})[0].logits.copy()
     parameters = parameters_of(other)
     for wrong in (
         {name: value for name, value in parameters.items() if name != "policy.bias"},
@@ -183,10 +186,10 @@ def test_new_weights_are_taken_all_or_none(kind: Any) -> None:
     ):
         with pytest.raises(ValueError, match=r"policy\.bias"):
             policy.load(policy.decode(encode_parameters(wrong)))
-        np.testing.assert_array_equal(policy.step(*arguments, {})[0], before)
+        np.testing.assert_array_equal(policy.step(*arguments, {})[0].logits, before)
     policy.load(policy.decode(encode_parameters(parameters)))
     expected = TorchPolicy(other).step(*arguments, {})[0]
-    np.testing.assert_allclose(policy.step(*arguments, {})[0], expected, atol=1e-5)
+    np.testing.assert_allclose(policy.step(*arguments, {})[0].logits, expected.logits, atol=1e-5)
 
 
 def test_weights_of_another_shape_are_refused_by_name() -> None:

@@ -53,12 +53,13 @@ def test_the_pass_over_an_unroll_equals_stepping_it(core: str, previous: bool, r
     made = network(core, previous_inputs=previous)
     inputs, first_state = unroll(1, resets), random_state(made)
     with torch.no_grad():
-        whole = scan(made, inputs, first_state)
+        whole, after = scan(made, inputs, first_state)
         state = first_state
         for tick in range(TICKS):
             output, state = step(made, inputs.tick(tick), state)
             torch.testing.assert_close(whole.logits[tick], output.logits, rtol=1e-5, atol=1e-5)
             torch.testing.assert_close(whole.value[tick], output.value, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(dict(after), dict(state), rtol=1e-5, atol=1e-5)
 
 
 def test_gradients_flow_through_time_but_not_across_a_reset() -> None:
@@ -66,7 +67,7 @@ def test_gradients_flow_through_time_but_not_across_a_reset() -> None:
     inputs = unroll(2, 0.0)
     inputs.first[4, 0] = True
     inputs.observation.requires_grad_()
-    scan(made, inputs, random_state(made)).value[-1].sum().backward()
+    scan(made, inputs, random_state(made))[0].value[-1].sum().backward()
     gradient = inputs.observation.grad
     assert gradient is not None
     reached = gradient.flatten(2).abs().sum(-1) > 0  # [T, B]
@@ -92,13 +93,14 @@ def test_the_actor_steps_the_same_network_and_its_state_travels_in_the_payload()
     inputs = unroll(4, 0.2)
     state = policy.initial_state(SLOTS)
     with torch.no_grad():
-        expected = scan(made, inputs, made.initial_state(SLOTS))
+        expected, _ = scan(made, inputs, made.initial_state(SLOTS))
     for tick in range(TICKS):
         now = inputs.tick(tick)
-        logits, state = policy.step(
+        output, state = policy.step(
             now.observation.numpy(), now.first.numpy(), now.previous_action.numpy(), now.previous_reward.numpy(), state
         )
-        np.testing.assert_allclose(logits, expected.logits[tick].numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(output.logits, expected.logits[tick].numpy(), rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(output.value, expected.value[tick].numpy(), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

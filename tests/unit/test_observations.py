@@ -37,16 +37,16 @@ def collected(env_id: str, vectorization: Any, **kwargs: Any) -> tuple[Network, 
     network = build_network(MODEL, slots.spaces)
     for parameter in network.parameters():
         torch.nn.init.normal_(parameter, std=0.5)  # not the nearly uniform policy that it begins with
-    schema = make_agent(AGENT, slots.spaces, state_spec(network)).schema
+    agent = make_agent(AGENT, slots.spaces, state_spec(network))
     policy = make_policy(MODEL, slots.spaces)
     weights = Weights(policy.decode(encode_parameters(parameters_of(network))), 1, 0.0)
-    collector = Collector(slots, policy, schema, Identity(7, 0, 1), lambda: weights)
+    collector = Collector(slots, policy, agent, Identity(7, 0, 1), lambda: weights)
     items = collector.collect()
     assert items is not None
     slots.close()
-    buffer = schema.allocate(SLOTS)
-    schema.fill(buffer, [bytes(item.payload) for item in items])
-    views = schema.views(buffer)
+    buffer = agent.schema.allocate(SLOTS)
+    agent.schema.fill(buffer, [bytes(item.payload) for item in items])
+    views = agent.schema.views(buffer)
     return network, UnrollBatch.from_views(views, torch.device("cpu")), views
 
 

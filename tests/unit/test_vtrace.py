@@ -179,6 +179,7 @@ def batch_of(length: int, valid: Tensor, seed: int = 0) -> UnrollBatch:
         state={},
         previous_action=torch.zeros(width, dtype=torch.int64),
         previous_reward=torch.zeros(width),
+        weights=torch.ones(width),
     )
 
 
@@ -246,6 +247,7 @@ def test_the_loss_is_the_mean_over_valid_ticks_as_if_each_unroll_had_its_own_len
             behaviour={"log_prob": batch.behaviour["log_prob"][:length, slot : slot + 1]},
             previous_action=batch.previous_action[:1],
             previous_reward=batch.previous_reward[:1],
+            weights=batch.weights[:1],
         )
         mean, gradient = loss_and_gradients(network, part)
         total += mean * length

@@ -61,6 +61,7 @@ def loss_and_gradients(log_mu: float, *, valid: bool) -> list[Tensor]:
         state={},
         previous_action=torch.zeros(1, dtype=torch.int64),
         previous_reward=torch.zeros(1),
+        weights=torch.ones(1),
     )
     loss = vtrace.loss(network, batch, VTraceConfig(), 0.01).total
     loss.backward()
