@@ -12,7 +12,8 @@ from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
 from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, PROTOCOL, TO_LEARNER, Batch, Sample, decode
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 RUN = Run("run", 1, (TableSpec("unrolls", "fifo", 1000, 10**6),), b"schema", 8, window_items=8, window_bytes=64)

@@ -27,7 +27,8 @@ from headrace.wire.messages import (
     encode,
 )
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 SIZE, SCHEMA, LAST = 8, b"s" * 16, 2**63 - 1
@@ -201,7 +202,7 @@ class ShardMachine(RuleBasedStateMachine):
                 progress = True
             for served in self.desk.serve():
                 assert served.draw is not None
-                self.drawn += len(served.draw.stored)
+                self.drawn += len(served.draw.ids)
                 decode(bytes(served.frames[0]), TO_LEARNER)
                 progress = True
         ledger, held = self.shard.ledger, self.shard.tables.values()

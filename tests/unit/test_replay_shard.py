@@ -11,7 +11,8 @@ import pytest
 from headrace.telemetry.labels import RejectReason
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import PROTOCOL, Ack, Credit, Farewell, Hello, Items, Refused, Reset
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 SIZE = 64
@@ -142,7 +143,7 @@ def test_items_that_an_actor_gave_up_on_while_they_wait_here_take_no_room_in_its
     drawn = []
     for _ in range(6):
         assert shard.beat(b"new").seq <= 7 or set(drawn) >= {0, 1, 2}  # type: ignore[union-attr]
-        drawn += [stored.item.new_ticks for stored in shard.tables["unrolls"].draw(1).stored]
+        drawn += shard.tables["unrolls"].draw(1).new_ticks.tolist()
         admit(shard)
     assert drawn == [0, 1, 2, 7, 8, 9]
     assert shard.beat(b"new") == Ack(10)

@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.telemetry import labels, reference
 from headrace.telemetry.catalogue import ActorMetrics, EvaluatorMetrics, LearnerMetrics, ReplayMetrics
 from headrace.telemetry.families import Family
+from headrace.telemetry.histograms import HistogramOfMany
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"reason", "state", "phase", "peer", "component", "method", "code", "version", "python"}
@@ -67,7 +68,11 @@ def test_names_follow_prometheus_conventions(service: str) -> None:
 
 def test_an_attribute_is_called_what_prometheus_shows(service: str) -> None:
     _, metrics = make(service)
-    attributes = {name for name, value in vars(metrics).items() if isinstance(value, Counter | Gauge | Histogram)}
+    attributes = {
+        name
+        for name, value in vars(metrics).items()
+        if isinstance(value, Counter | Gauge | Histogram | HistogramOfMany)
+    }
     shown = {d.name.removeprefix(f"headrace_{service}_").removesuffix("_total") for d in metrics.declarations}
     assert attributes == shown
 

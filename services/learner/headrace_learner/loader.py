@@ -28,7 +28,7 @@ from headrace.wire import sockets
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import Batch, Floats, Ints
 from headrace.wire.payload import Buffer, PayloadSchema
-from headrace_learner.importance import importance_weights
+from headrace_learner.importance import importance_weights, relative
 from headrace_learner.ledgers import LearnerLedger
 from headrace_learner.shard_requests import Drawing, ShardRequests
 
@@ -271,9 +271,7 @@ class Loader:
         sizes = {number: shard.table_size for number, shard in enumerate(self._shards) if shard.live}
         sizes |= {chunk.shard: chunk.header.table_size for chunk in self._chunks}
         shards = np.repeat([chunk.shard for chunk in self._chunks], self._chunk_size)
-        weights = importance_weights(self._gather("probabilities"), shards, sum(sizes.values()), exponent)
-        scaled: npt.NDArray[np.float32] = (weights / weights.max()).astype(np.float32)
-        return scaled
+        return relative(importance_weights(self._gather("probabilities"), shards, sum(sizes.values()), exponent))
 
     def _gather(self, name: str) -> npt.NDArray[Any]:
         """One field of the headers, over the batch [B]."""

@@ -41,7 +41,7 @@ def open_request(run: str, epoch: int, config: RunConfig, schema: PayloadSchema)
     """What each shard is told of the run. ConfigError if its table could never hold what has to be in it."""
     replay, settings = config.replay, settings_of(config)
     if replay.codec == "none":
-        _check_bytes(settings, config, schema.payload_bytes)
+        check_bytes(settings, config, schema.payload_bytes)
     table = replay_pb2.Table(
         name=UNROLLS,
         sampler=settings.sampler,
@@ -65,8 +65,8 @@ def open_request(run: str, epoch: int, config: RunConfig, schema: PayloadSchema)
     )
 
 
-def _check_bytes(settings: TableSettings, config: RunConfig, payload_bytes: int) -> None:
-    """Of uncompressed items: compressed, nobody knows beforehand."""
+def check_bytes(settings: TableSettings, config: RunConfig, payload_bytes: int) -> None:
+    """ConfigError if a table would not hold what is drawn from, uncompressed. (Compressed, nobody knows beforehand.)"""
     needed = max(settings.draw, settings.min_size)
     if settings.max_bytes >= needed * payload_bytes:
         return
