@@ -24,17 +24,23 @@ def check_budget(run: Run, limit: MemoryLimit) -> None:
     spec = max(run.tables, key=lambda spec: needed[spec.name])
     raise RefusedError(
         "budget",
-        f"table {spec.name!r} may grow to min(replay.max_items {spec.max_items:,} x {run.frame_bytes[1]:,} bytes, "
-        f"replay.max_bytes {spec.max_bytes:,}) + {item_bytes(run):,} per item = {needed[spec.name]:,} bytes; with all "
-        f"else this process needs {total:,}, and {limit.source} is {limit.nbytes:,}: lower one of them, or allow more",
+        f"table {spec.name!r} may grow to min(replay.max_items {spec.max_items:,} x {run.frame_bytes[1]:,}, "
+        f"replay.max_bytes {spec.max_bytes:,}) + {most_items(spec, run):,} items x {item_bytes(run):,} = "
+        f"{needed[spec.name]:,} bytes; with all else that makes {total:,}, and {limit.source} is {limit.nbytes:,}: "
+        "lower one of the two, or allow more memory",
     )
 
 
 def most_bytes(spec: TableSpec, run: Run) -> int:
-    """What a full table takes, payloads and bookkeeping."""
-    least = run.payload_bytes if run.codec == "none" else max(1, run.payload_bytes // LZ4_RATIO)
-    items = min(spec.max_items, max(1, spec.max_bytes // least))
-    return min(items * run.frame_bytes[1], max(spec.max_bytes, run.frame_bytes[1])) + items * item_bytes(run)
+    """What a full table takes, payloads and bookkeeping. A single item may be larger than `max_bytes`."""
+    largest = run.frame_bytes[1]
+    return min(spec.max_items * largest, max(spec.max_bytes, largest)) + most_items(spec, run) * item_bytes(run)
+
+
+def most_items(spec: TableSpec, run: Run) -> int:
+    """How many items of the smallest size fit."""
+    smallest = run.payload_bytes if run.codec == "none" else max(1, run.payload_bytes // LZ4_RATIO)
+    return min(spec.max_items, max(1, spec.max_bytes // smallest))
 
 
 def item_bytes(run: Run) -> int:

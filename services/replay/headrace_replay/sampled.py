@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.telemetry.labels import RemoveReason
 from headrace.wire.items import Item
@@ -15,33 +16,10 @@ from headrace_replay.limiter import RateLimiter
 from headrace_replay.samplers import Live, PrioritizedSampler, Sampler, UniformSampler
 from headrace_replay.spec import PRIORITIZED, Clock, Draw, Observers, TableSpec
 
+# What is known of an item beside its payload, side by side in memory, since a draw needs most of it.
+_FACTS = _NEW_TICKS, _VERSION, _TIMES_SAMPLED, _NBYTES = range(4)
 _LEAST_CAPACITY = 1024
 _EVICTED_AT_ONCE = 1024  # items whose sizes are looked at in one go
-
-
-class Columns(NamedTuple):
-    """What is known of the items besides their payloads, by slot: [capacity] each."""
-
-    new_ticks: Ints
-    versions: Ints
-    times_sampled: Ints
-    nbytes: Ints
-    inserted_at: Floats
-    priorities: Floats
-
-    @classmethod
-    def empty(cls, capacity: int) -> Columns:
-        def ints() -> Ints:
-            return np.zeros(capacity, np.int64)
-
-        return cls(ints(), ints(), ints(), ints(), np.zeros(capacity), np.zeros(capacity))
-
-    def moved(self, before: Ints, after: Ints, capacity: int) -> Columns:
-        """Columns of another capacity, in which what was in slots `before` is in slots `after`."""
-        moved = Columns.empty(capacity)
-        for old, new in zip(self, moved, strict=True):
-            new[after] = old[before]
-        return moved
 
 
 class SampledTable:
@@ -67,8 +45,11 @@ class SampledTable:
         self._sampler: Sampler = (
             PrioritizedSampler(spec.priority_exponent) if spec.sampler == PRIORITIZED else UniformSampler()
         )
-        self._columns = Columns.empty(0)
-        self._payloads = np.zeros(0, np.object_)  # an array, since many are picked at once
+        # By slot. Payloads are in an array as well, since many are picked at once.
+        self._payloads = np.zeros(0, np.object_)
+        self._facts = np.zeros((0, len(_FACTS)), np.int64)
+        self._inserted_at = np.zeros(0)
+        self._priorities = np.zeros(0)  # as they came, without the exponent
         self._oldest = self._next = 1  # ids of the oldest item, and of the one that comes next
         self._reserve(1)
 
@@ -85,7 +66,7 @@ class SampledTable:
             self.limiter = _limiter(spec, len(self))
         if isinstance(self._sampler, PrioritizedSampler) and spec.priority_exponent != before.priority_exponent:
             self._sampler.exponent = spec.priority_exponent
-            self._sampler.rebuild(self._live, self._columns.priorities[self._live.slots])
+            self._sampler.rebuild(self._live, self._priorities[self._live.slots])
 
     # -- inserting -----------------------------------------------------------------------------------------------------
 
@@ -122,12 +103,11 @@ class SampledTable:
 
     def _append(self, items: Sequence[Item], nbytes: int) -> None:
         payloads, new_ticks, versions, priorities = zip(*items, strict=True)
-        slots, columns = Live(self._next, len(items), self._capacity).slots, self._columns
-        columns.new_ticks[slots] = new_ticks
-        columns.versions[slots] = versions
-        columns.times_sampled[slots] = 0
-        columns.nbytes[slots] = list(map(len, payloads))
-        columns.inserted_at[slots] = self._clock()
+        facts = np.zeros((len(items), len(_FACTS)), np.int64)
+        facts[:, _NEW_TICKS], facts[:, _VERSION], facts[:, _NBYTES] = new_ticks, versions, list(map(len, payloads))
+        slots = Live(self._next, len(items), self._capacity).slots
+        self._facts[slots] = facts
+        self._inserted_at[slots] = self._clock()
         self._payloads[slots] = np.fromiter(payloads, np.object_, len(payloads))  # memoryviews as what they are
         self._next += len(items)
         self.nbytes += nbytes
@@ -139,7 +119,7 @@ class SampledTable:
         by_bytes, excess = 0, self.nbytes + nbytes - self.max_bytes
         while excess > 0 and by_bytes < size:
             next_ones = Live(self._oldest + by_bytes, min(_EVICTED_AT_ONCE, size - by_bytes), self._capacity)
-            freed = np.cumsum(self._columns.nbytes[next_ones.slots])
+            freed = np.cumsum(self._facts[next_ones.slots, _NBYTES])
             by_bytes += min(next_ones.size, int(np.searchsorted(freed, excess)) + 1)
             excess -= int(freed[-1])
         return max(by_bytes, min(size, size + count - self.max_items))
@@ -149,14 +129,14 @@ class SampledTable:
         if count <= 0:
             return
         leaving = Live(self._oldest, count, self._capacity)
-        slots, columns = leaving.slots, self._columns
+        slots, facts = leaving.slots, self._facts[leaving.slots]
         self._payloads[slots] = None
         self._sampler.clear(slots)
-        self.nbytes -= int(columns.nbytes[slots].sum())
+        self.nbytes -= int(facts[:, _NBYTES].sum())
         self._oldest += count
         self.limiter.deletes += count
         self.removed[RemoveReason.EVICTED] += count
-        self._observers.evicted(self._clock() - columns.inserted_at[slots], columns.times_sampled[slots])
+        self._observers.evicted(self._clock() - self._inserted_at[slots], facts[:, _TIMES_SAMPLED])
 
     def _reserve(self, size: int) -> None:
         """Sees to it that the ring has room for `size` items."""
@@ -165,10 +145,16 @@ class SampledTable:
             return
         capacity = min(self.max_items, max(size, 2 * before.capacity, _LEAST_CAPACITY))
         after = before._replace(capacity=capacity)
-        self._columns = self._columns.moved(before.slots, after.slots, capacity)
-        payloads, self._payloads = self._payloads, np.full(capacity, None)
-        self._payloads[after.slots] = payloads[before.slots]
-        self._sampler.rebuild(after, self._columns.priorities[after.slots])
+        from_slots, to_slots = before.slots, after.slots
+
+        def grown(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
+            larger = np.zeros((capacity, *column.shape[1:]), column.dtype)
+            larger[to_slots] = column[from_slots]
+            return larger
+
+        self._payloads, self._facts = grown(self._payloads), grown(self._facts)
+        self._inserted_at, self._priorities = grown(self._inserted_at), grown(self._priorities)
+        self._sampler.rebuild(after, self._priorities[to_slots])
 
     @property
     def _capacity(self) -> int:
@@ -196,36 +182,38 @@ class SampledTable:
     def draw(self, count: int) -> Draw:
         """Draws `count` times among all items. The same one may come up again, as one that was drawn before."""
         ids, probabilities = self._sampler.draw(count, self._live, self._random)
-        slots, columns = ids % self._capacity, self._columns
-        times_sampled = columns.times_sampled.take(slots) + _repetition(ids)
-        np.add.at(columns.times_sampled, slots, 1)
+        slots = ids % self._capacity
+        facts = self._facts.take(slots, axis=0)
+        times_sampled = facts[:, _TIMES_SAMPLED] + _repetition(ids)
+        np.add.at(self._facts[:, _TIMES_SAMPLED], slots, 1)
         self.sampled += count
         self.limiter.samples += count
         return Draw(
             ids=ids,
             probabilities=probabilities,
             times_sampled=times_sampled,
-            new_ticks=columns.new_ticks.take(slots),
-            versions=columns.versions.take(slots),
+            new_ticks=facts[:, _NEW_TICKS],
+            versions=facts[:, _VERSION],
             payloads=self._payloads.take(slots).tolist(),
             table_size=len(self),
-            oldest_s=self._clock() - float(columns.inserted_at.take(slots).min()),
+            oldest_s=self._clock() - float(self._inserted_at[int(ids.min()) % self._capacity]),
         )
 
     def update(self, ids: Ints, priorities: Floats) -> int:
         """An id that is named twice gets one of its priorities."""
         here = (ids >= self._oldest) & (ids < self._next)
-        slots = ids[here] % self._capacity
-        if len(slots):
-            self._set_priorities(slots, priorities[here])
-        return len(slots)
+        if not here.all():
+            ids, priorities = ids[here], priorities[here]
+        if len(ids):
+            self._set_priorities(ids % self._capacity, priorities)
+        return len(ids)
 
     def effective_share(self) -> float:
         return self._sampler.effective_share(self._live)
 
     def _set_priorities(self, slots: Ints, priorities: Floats) -> None:
-        self._columns.priorities[slots] = priorities
-        self._sampler.set(slots, self._columns.priorities.take(slots))  # of a slot that occurs twice, the same one
+        self._priorities[slots] = priorities
+        self._sampler.set(slots, self._priorities.take(slots))  # of a slot that occurs twice, the same one
         if self.sampler == PRIORITIZED:
             self._observers.prioritized(priorities)
 
@@ -236,7 +224,8 @@ def _limiter(spec: TableSpec, present: int = 0) -> RateLimiter:
 
 def _repetition(ids: Ints) -> Ints:
     """Of each of `ids` [n], equal ones side by side: how many of the same are before it."""
-    begins = np.flatnonzero(np.concatenate(([True], ids[1:] != ids[:-1])))
-    if len(begins) == len(ids):
+    other = ids[1:] != ids[:-1]
+    if other.all():
         return np.zeros(len(ids), np.int64)
+    begins = np.flatnonzero(np.concatenate(([True], other)))
     return np.arange(len(ids)) - np.repeat(begins, np.diff(begins, append=len(ids)))

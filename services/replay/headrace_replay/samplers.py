@@ -104,10 +104,9 @@ class PrioritizedSampler:
         masses = random.random(count)
         masses.sort()
         masses *= total
-        slots = tree.find(masses)
-        probabilities = tree.weights.take(slots)
-        probabilities /= total
-        return live.oldest + (slots - live.oldest) % live.capacity, probabilities
+        slots, weights = tree.find(masses)
+        weights /= total
+        return live.oldest + (slots - live.oldest) % live.capacity, weights
 
     def effective_share(self, live: Live) -> float:
         weights, total = self._tree.weights, self._tree.total
@@ -116,6 +115,8 @@ class PrioritizedSampler:
     def _weights(self, priorities: Floats) -> Floats:
         """p^alpha: the one place in which alpha is applied."""
         with np.errstate(over="ignore", under="ignore"):
-            weights = np.clip(priorities**self.exponent, LEAST_WEIGHT, MOST_WEIGHT)
-        weights[priorities == 0] = 0.0
+            weights: Floats = priorities**self.exponent
+        np.minimum(weights, MOST_WEIGHT, out=weights)
+        np.maximum(weights, LEAST_WEIGHT, out=weights)
+        weights *= priorities > 0
         return weights

@@ -9,6 +9,7 @@ Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
 _WHOLE_LEVELS = 12  # the uppermost levels are added up as a whole, which is faster than picking their nodes
+_SKIPPED_LEVELS = 9  # and a search begins in the running sums of this one
 
 
 class SumTree:
@@ -50,22 +51,30 @@ class SumTree:
             below = nodes[2 * first : 4 * first]
             np.add(below[::2], below[1::2], out=nodes[first : 2 * first])
 
-    def find(self, masses: Weights) -> Indices:
-        """The indices [n] in whose share each of `masses` [n], from 0 to `total`, falls.
+    def find(self, masses: Weights) -> tuple[Indices, Weights]:
+        """The indices [n] in whose share each of `masses` [n], from 0 to `total`, falls, and their weights [n].
 
         Index i has the share from w_0 + ... + w_(i-1), inclusive, to w_0 + ... + w_i, exclusive. The weight of what is
         found is above 0, whatever the rounding, as long as `total` is.
         """
         found = self._descend(masses)
-        astray = np.flatnonzero(self._nodes.take(found) == 0)  # rounding led behind the last weight of a node
-        if len(astray):
+        weights = self._nodes.take(found)
+        if not weights.all():  # rounding led behind the last weight of a node
+            astray = np.flatnonzero(weights == 0)
             found[astray] = self._descend_to_weight(masses[astray])
-        return found - self._leaves
+            weights = self._nodes.take(found)
+        found -= self._leaves
+        return found, weights
 
     def _descend(self, masses: Weights) -> Indices:
-        nodes, mass = self._nodes, masses.copy()
-        found = np.ones(len(masses), np.int64)
-        for _ in range(self._depth):
+        nodes, skipped = self._nodes, min(self._depth, _SKIPPED_LEVELS)
+        first = 1 << skipped
+        ends = nodes[first : 2 * first].cumsum()
+        found = ends.searchsorted(masses, side="right")
+        np.minimum(found, first - 1, out=found)
+        mass = masses - np.concatenate(([0.0], ends)).take(found)
+        found += first
+        for _ in range(self._depth - skipped):
             found += found
             left = nodes.take(found)
             right = mass >= left
