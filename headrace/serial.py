@@ -76,7 +76,7 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
         )
     if config.replay.shards > 1:
         raise ConfigError(
-            f"replay.shards: {config.replay.shards}, but --serial has one table; train without it, or set 1"
+            f"replay.shards: {config.replay.shards}, but --serial has one table; set it to 1, or train without --serial"
         )
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
