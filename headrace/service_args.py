@@ -232,7 +232,7 @@ def parse_eval(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     )
     args.option("episodes", "episodes to play, spread evenly over env.num_envs", metavar="N", default="20")
     args.switch("greedy", "take the most probable action: the default")
-    args.switch("sampled", "draw actions from the policy, as in training")
+    args.switch("sampled", "explore, as in training")
     args.option("seed", "seed of the environments and of --sampled", metavar="N", default="0")
     args.switch("json", "print the figures as JSON, with every episode's return and length")
     names = [name for name in _config_names() if _of_environment(name)]
