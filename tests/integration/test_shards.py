@@ -172,7 +172,7 @@ def test_one_shard_with_a_hundred_times_the_items_of_the_other_holds_up_neither(
         stack.callback(links.close)
         assert links.open(open_request(RUN, EPOCH, UNEVEN, SCHEMA))
         streams = [stack.enter_context(stream_to(*each)) for each in zip(shards, registries, strict=True)]
-        source = Source([shard.samples for shard in shards], RUN, EPOCH, UNROLLS, BATCH, 1, "none", 0.4)
+        source = Source([shard.samples for shard in shards], RUN, EPOCH, UNROLLS, BATCH, 1, "none", True, 0.4)
         loader = Loader(source, SCHEMA, metrics)
         stack.callback(loader.close)
 

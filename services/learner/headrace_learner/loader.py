@@ -48,6 +48,7 @@ class Source:
     batch_size: int  # a multiple of the number of shards
     prefetch: int
     codec: str = "none"
+    prioritized: bool = False  # whether the table draws by priorities, and is to be told new ones
     importance_exponent: float | None = None  # None: all items count alike
 
 
@@ -123,7 +124,7 @@ class Loader:
     def next(self, timeout_s: float) -> LoadedBatch | None:
         """The next batch, or None if there was none in time. It is valid until the next call.
 
-        Raises ComponentLost if a shard serves a later start of this run.
+        Raises ComponentLost if a shard serves a later start of this run, ConfigError if it can never give a batch.
         """
         if self._full:
             self._begin()
@@ -133,10 +134,12 @@ class Loader:
         return self._loaded()
 
     def prioritize(self, priorities: Floats) -> None:
-        """Tells new priorities [B] of the last batch's items to the shards that they came from.
+        """Tells new priorities [B] of the last batch's items to the shards that they came from, if these go by them.
 
         An item that cannot be trained on gets 0, so that it is not drawn again.
         """
+        if not self._source.prioritized:
+            return
         priorities = np.where(self._wrong, 0.0, priorities)
         for chunk in self._chunks:
             header = chunk.header
