@@ -34,6 +34,7 @@ from headrace.config_sections import (
 )
 from headrace.errors import ConfigError
 from headrace.schedule import Schedule, Whole
+from headrace.table_settings import check_batch, table_settings
 
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
@@ -110,15 +111,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        replay, learner, model = self.replay, self.learner, self.model
-        if replay.max_items < learner.batch_size:
-            given: dict[str, Any] = {"replay.max_items": replay.max_items, "learner.batch_size": learner.batch_size}
-            raise ContradictionError(given, "is below", "no batch would ever fill")
-        if learner.batch_size % replay.shards:
-            given = {"learner.batch_size": learner.batch_size, "replay.shards": replay.shards}
-            raise ContradictionError(given, "is no multiple of", "every shard gives an equal part of a batch at a time")
+        model = self.model
+        check_batch(self)
+        if not isinstance(self.agent, OwnAgentConfig):  # an own one is imported where it is needed
+            table_settings(self)
         if model.kwargs and model.network is None:
-            given = {"model.kwargs": model.kwargs, "model.network": None}
+            given: dict[str, Any] = {"model.kwargs": model.kwargs, "model.network": None}
             raise ContradictionError(given, "does not go with", "only an own network takes keyword arguments")
         if model.core != "none" and model.network is not None:
             given = {"model.core": model.core, "model.network": model.network}

@@ -19,7 +19,7 @@ def main(parent: Parent) -> None:
     address, items, payload_bytes, batch_size = (
         parent.parameters[key] for key in ("address", "items", "payload_bytes", "batch_size")
     )
-    source = Source(address, RUN, EPOCH, UNROLLS, batch_size, PREFETCH)
+    source = Source([address], RUN, EPOCH, UNROLLS, batch_size, PREFETCH)
     loader = Loader(source, schema_of(payload_bytes), LearnerMetrics(CollectorRegistry()))
     fed = rows_of(items, payload_bytes)
     first = _next(loader).views[PAYLOAD]

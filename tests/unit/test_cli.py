@@ -168,6 +168,17 @@ def test_bench_train_passes_its_arguments_on(started: Calls) -> None:
         ("replay --bind 0.0.0.0:6200", "--insecure allows others, with traffic that is neither encrypted"),
         ("replay --items-port 6200", "both name port 6200"),
         ("replay --log-level loud", "expected one of debug, info, warning, error"),
+        (
+            "learner cartpole --replay localhost:1,localhost:1",
+            "--replay: got 'localhost:1,localhost:1'; expected every",
+        ),
+        ("learner cartpole --replay localhost:1,localhost", "--replay: got 'localhost'; expected host:port"),
+        ("learner cartpole --replay localhost:1,r:2", "--replay: got 'r:2'; expected a loopback address"),
+        ("learner cartpole --replay localhost:1 --replay.shards 2", "expected 2 addresses, as replay.shards says"),
+        (
+            "learner cartpole --replay l:1,l:2,l:3 --insecure",
+            "(preset cartpole) is no multiple of replay.shards = 3",
+        ),
         ("learner cartpole --metrics-bind 10.0.0.1:80", "expected a loopback address"),
     ],
 )
@@ -242,13 +253,27 @@ def test_services_parse_their_defaults_onto_loopback() -> None:
     assert (str(replay.bind), replay.items_port, replay.samples_port) == ("127.0.0.1:6200", 6201, 6202)
     assert str(replay.metrics_bind) == "127.0.0.1:6203"
     learner = parse_learner(["cartpole", "--learner.lr=0.5"], {})
-    assert (str(learner.bind), str(learner.replay)) == ("127.0.0.1:6100", "127.0.0.1:6200")
+    assert (str(learner.bind), *map(str, learner.replay)) == ("127.0.0.1:6100", "127.0.0.1:6200")
     assert learner.config.learner.lr.value(0) == 0.5
     assert parse_actor(["--lifeline"], {}).lifeline
     assert not parse_actor([], {"HEADRACE_LIFELINE": "1"}).lifeline
     assert not parse_actor([], {}).evaluator
     assert parse_actor(["--evaluator"], {}).evaluator
     assert parse_actor([], {"HEADRACE_EVALUATOR": "1"}).evaluator
+
+
+def test_the_learner_takes_as_many_shards_as_there_are_addresses_of() -> None:
+    argv = ["cartpole", "--learner.batch_size=12"]
+    for given, environ in (
+        (["--replay", "[::1]:1,localhost:2,localhost:3"], {}),
+        (
+            ["--replay.shards", "3"],
+            {"HEADRACE_REPLAY": "[::1]:1,localhost:2,localhost:3"},
+        ),
+    ):
+        learner = parse_learner([*argv, *given], environ)
+        assert learner.replay == (Address("::1", 1), Address("localhost", 2), Address("localhost", 3))
+        assert learner.config.replay.shards == 3
 
 
 def test_insecure_allows_other_addresses_by_flag_or_variable() -> None:
