@@ -17,7 +17,7 @@ from headrace.agents.r2d2 import R2D2Config
 from headrace.agents.vtrace import VTraceConfig
 from headrace.config_errors import ContradictionError, explain
 from headrace.config_keys import ConfigKeys
-from headrace.config_layers import Origins, flow, merge, presets, read_layers
+from headrace.config_layers import Origins, flow, merge, of_one_algorithm, presets, read_layers
 from headrace.config_sections import (
     ActorConfig,
     EnvConfig,
@@ -173,7 +173,7 @@ def resolve_config(
 ) -> ResolvedConfig:
     """As `load_config`, and keeps where each value came from."""
     keys = config_keys()
-    values, origins = merge(read_layers(source, flags, environ, keys), keys)
+    values, origins = merge(of_one_algorithm(read_layers(source, flags, environ, keys)), keys)
     try:
         return ResolvedConfig(RunConfig.model_validate(values), origins)
     except ValidationError as error:
@@ -187,7 +187,8 @@ def load_config(
 
     `source` is the name of a preset or the path of a YAML file, which may start from one with `preset: NAME`.
     `flags` are pairs of dotted key and text, `("learner.lr", "0.002")`; `environ` may hold
-    `HEADRACE_CONFIG__LEARNER__LR`. The text of both is YAML. Mappings merge key by key, lists are replaced.
+    `HEADRACE_CONFIG__LEARNER__LR`. The text of both is YAML. Mappings merge key by key, lists are replaced. Another
+    `agent.name` than the preset's leaves the preset's settings of its algorithm behind.
     Raises `ConfigError` with one line that names the key, what was given and where, and what was expected.
     """
     return resolve_config(source, flags, environ).config

@@ -15,7 +15,7 @@ import yaml
 
 from headrace.arguments import TOP_LEVEL_KEYS, Address
 from headrace.cli import main
-from headrace.config import config_keys
+from headrace.config import config_keys, presets
 from headrace.config_layers import SHORTHANDS
 from headrace.errors import ComponentLost, ConfigError
 from headrace.service_args import parse_actor, parse_learner, parse_replay
@@ -224,7 +224,8 @@ def test_a_failure_of_a_run_ends_with_its_exit_code(
 def test_presets_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["cartpole", "CartPole-v1"], ["cartpole-memory", "CartPole-v1"]]
+    assert ["cartpole", "CartPole-v1", "by", "V-trace"] in [line.split()[:4] for line in lines]
+    assert [line.split()[0] for line in lines] == sorted(presets())
 
 
 def test_config_commands(capsys: pytest.CaptureFixture[str]) -> None:
