@@ -284,7 +284,7 @@ def test_compressed_items_land_in_their_rows_and_one_that_is_not_spoils_no_other
     ids=["another codec", "never drawn", "no probability"],
 )
 def test_a_reply_that_cannot_be_right_is_discarded_and_the_next_one_is_trained_on(header: dict[str, Any]) -> None:
-    with loading(shards=1, batch_size=2, prefetch=2) as (loader, (shard,)):
+    with loading(shards=1, batch_size=2, prefetch=2, importance_exponent=0.5) as (loader, (shard,)):
         shard.answer([1, 2], **header)
         shard.answer([3, 4])
         assert numbers(loader.next(5.0)) == [3, 4]
