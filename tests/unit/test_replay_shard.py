@@ -10,6 +10,7 @@ import pytest
 from replay_tables import spec
 
 from headrace.telemetry.labels import RejectReason
+from headrace.wire.compression import bound
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import PROTOCOL, Ack, Credit, Farewell, Hello, Items, Refused, Reset
 from headrace_replay.memory import MemoryLimit
@@ -338,7 +339,7 @@ def test_the_first_item_tells_how_many_will_fit(caplog: pytest.LogCaptureFixture
 
 
 def test_compressed_payloads_may_have_any_length_up_to_the_bound() -> None:
-    longest = SIZE + SIZE // 255 + 16
+    longest = bound(SIZE)
     shard = opened(replace(RUN, codec="lz4", window_bytes=10**6))
     shard.hello(ROUTE, HELLO)
     for size in (0, longest + 1):

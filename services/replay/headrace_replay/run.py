@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from headrace.wire.compression import bound
 from headrace_replay.spec import TableSpec
 
 
@@ -34,7 +35,7 @@ class Run:
         """Least and most bytes of a payload frame."""
         if self.codec == "none":
             return self.payload_bytes, self.payload_bytes
-        return 1, self.payload_bytes + self.payload_bytes // 255 + 16
+        return 1, bound(self.payload_bytes)
 
     def check_follows(self, before: Run) -> None:
         """RefusedError unless a shard that serves `before` can go on with this one."""
