@@ -45,12 +45,12 @@ class Shard:
         while not condition():
             assert time.monotonic() < deadline, "waited too long"
             self.socket.poll(20)
-            self.read()
+            self._read()
 
     def until_asked(self) -> None:
         self.until(lambda: self.asked)
 
-    def read(self) -> None:
+    def _read(self) -> None:
         while (frames := sockets.receive(self.socket)) is not None:
             self.route = bytes(frames[0])
             match decode(frames[1], FROM_LEARNER):
@@ -185,14 +185,15 @@ def test_a_silent_shard_leaves_the_plan_and_rejoins_when_it_answers(monkeypatch:
             shard.say(Beat())
         assert loader.next(0.05) is None
         assert loader.live_shards == 2
-        while loader.live_shards == 2:
-            one.say(Beat())
-            assert loader.next(0.05) is None
         first = other.route
-        while other.route == first:  # it is asked anew, over another connection
+
+        def asked_anew() -> bool:
+            """Over another connection."""
             one.say(Beat())
             assert loader.next(0.05) is None
-            other.read()
+            return other.route != first and loader.live_shards == 1
+
+        other.until(asked_anew)
         assert loader.live_shards == 1
         other.answer([10])
         one.answer([20])
@@ -284,7 +285,7 @@ def test_compressed_items_land_in_their_rows_and_one_that_is_not_spoils_no_other
     ids=["another codec", "never drawn", "no probability"],
 )
 def test_a_reply_that_cannot_be_right_is_discarded_and_the_next_one_is_trained_on(header: dict[str, Any]) -> None:
-    with loading(shards=1, batch_size=2, prefetch=2) as (loader, (shard,)):
+    with loading(shards=1, batch_size=2, prefetch=2, importance_exponent=0.5) as (loader, (shard,)):
         shard.answer([1, 2], **header)
         shard.answer([3, 4])
         assert numbers(loader.next(5.0)) == [3, 4]

@@ -101,7 +101,6 @@ class Loader:
         self.ledger = LearnerLedger(metrics)
         self._source = source
         self._malformed = malformed
-        self._metrics = metrics
         self._buffer = self._allocate(schema, pinned)
         self._views = schema.views(self._buffer)
         self._rows = list(self._buffer)
@@ -174,7 +173,6 @@ class Loader:
             if not self._finishing:
                 shard.ask(count)
             shard.keep_alive()
-        self._metrics.shards_live.set(self.live_shards)
 
     def _wait(self, limit_ms: int) -> None:
         """Until something arrives from any shard."""
@@ -231,7 +229,7 @@ class Loader:
         try:
             if count != self._chunk_size or header.codec != self._source.codec:
                 raise MalformedError(f"{count} items with codec {header.codec!r}")
-            if not (header.probabilities > 0).all():
+            if self._source.importance_exponent is not None and not (header.probabilities > 0).all():
                 raise MalformedError("items that could not be drawn: their probabilities are not above 0")
             if header.codec == "lz4":
                 self._wrong[rows] = sockets.receive_compressed_rows(socket, self._rows[rows])
@@ -256,11 +254,11 @@ class Loader:
             self._buffer[wrong] = 0  # nothing in them is valid any more
             self.ledger.discard(bad, DiscardReason.MALFORMED)
             warn_every(logger, "contents", 5, "discarded %d items whose contents break the contract", bad)
-        drawn_before = self._gather("times_sampled") > 0
+            new_ticks = np.where(wrong, 0, new_ticks)
         return LoadedBatch(
             views=self._views,
             weights=self._weights(),
-            new_ticks=np.where(wrong | drawn_before, 0, new_ticks),
+            new_ticks=np.where(self._gather("times_sampled") > 0, 0, new_ticks),
             versions=self._gather("versions"),
             malformed=bad,
             copy_s=self._copy_s + time.perf_counter() - started,
@@ -278,7 +276,8 @@ class Loader:
 
     def _gather(self, name: str) -> npt.NDArray[Any]:
         """One field of the headers, over the batch [B]."""
-        return np.concatenate([getattr(chunk.header, name) for chunk in self._chunks])
+        parts = [getattr(chunk.header, name) for chunk in self._chunks]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _allocate(self, schema: PayloadSchema, pinned: bool) -> Buffer:
         if pinned:

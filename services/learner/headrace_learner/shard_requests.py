@@ -98,7 +98,9 @@ class ShardRequests:
         if now - self._heard_at > SILENCE_S and not self.socket.poll(0):
             warn_every(logger, f"silent {self._address}", 5, "replay at %s is silent; connecting again", self._address)
             self._metrics.reconnects.labels(Peer.REPLAY).inc()
-            self.live = False
+            if self.live:
+                self.live = False
+                self._metrics.shards_live.dec()
             self.socket.close()
             self.socket = sockets.connect(self._context, self._address)
             self._outstanding = dict.fromkeys(self._outstanding, -ASK_AGAIN_S)
@@ -114,6 +116,7 @@ class ShardRequests:
             self._heard_at = time.monotonic()
             if not self.live:
                 self.live, self.table_size = True, 0
+                self._metrics.shards_live.inc()
                 logger.info("replay at %s answers", self._address)
             try:
                 message: Any = decode(frame, TO_LEARNER)
