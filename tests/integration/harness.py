@@ -310,7 +310,15 @@ class LearnerParts:
         assert self.link.open(open_request(RUN, EPOCH, self.config, self.schema))
         self.definition.opened.set_result(Opened(self.schema, [self.link.items_address]))
         learner = self.config.learner
-        source = Source([self.link.samples_address], RUN, EPOCH, UNROLLS, learner.batch_size, learner.prefetch)
+        source = Source(
+            [self.link.samples_address],
+            RUN,
+            EPOCH,
+            UNROLLS,
+            learner.batch_size,
+            learner.prefetch,
+            codec=self.config.replay.codec,
+        )
         self.loader = Loader(source, self.schema, self.metrics)
         self._closing.callback(self.loader.close)
         thread = threading.Thread(target=partial(self.link.run, self.loader.ledger.drawn_from), name="replay-link")
