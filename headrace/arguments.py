@@ -88,7 +88,7 @@ class Given:
         return tuple(self._whole(part, lowest, highest, "whole numbers with commas between them,") for part in parts)
 
     def _whole(self, digits: str, lowest: int, highest: int, what: str) -> int:
-        number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else -1
+        number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) <= 19 else -1
         if not lowest <= number <= highest:
             raise self.refuse(f"{what} from {lowest} to {highest}")
         return number

@@ -42,6 +42,9 @@ def explain(
             lines.setdefault((), contradiction.described(origins))
             continue
         loc = tuple(problem["loc"])
+        if not loc:  # a validator of an own algorithm's settings says what is wrong with them as a whole
+            lines.setdefault((), problem["msg"] if contradiction is None else str(contradiction))
+            continue
         if loc[0] == "agent":  # pydantic puts the algorithm's name in between
             loc = ("agent", "name") if problem["type"] == "union_tag_invalid" else ("agent", *loc[2:])
         path, given = _given(loc, values)

@@ -48,7 +48,7 @@ from headrace_learner.roster import Roster
 from headrace_learner.run_folder import RunFolder
 from headrace_learner.trainer import Trainer, choose_device
 from headrace_learner.training import Training, init_from, resume
-from headrace_replay.table import FifoTable
+from headrace_replay.table import Table, TableSpec, make_table
 
 
 def train(config: RunConfig, options: TrainOptions) -> int:
@@ -101,7 +101,7 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
         observers = Observers(stepped=actor.stepped, episode=actor.episode)
         actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers)
         actors.append(actor)
-    table = FifoTable(UNROLLS, config.replay.max_items, config.replay.max_bytes)
+    table = make_table(TableSpec(UNROLLS, "fifo", config.replay.max_items, config.replay.max_bytes))
     stepping = Stepping(actors, table, agent.schema, config.learner.batch_size, lifetime, LearnerLedger(metrics))
 
     view = ProgressView(sys.stdout)
@@ -171,7 +171,7 @@ class Stepping:
     def __init__(
         self,
         actors: list[SerialActor],
-        table: FifoTable,
+        table: Table,
         schema: PayloadSchema,
         batch_size: int,
         lifetime: Lifetime,
@@ -228,13 +228,12 @@ class Stepping:
         started = time.perf_counter()
         draw = self._table.draw(self._batch_size)
         self.ledger.draw(0, self._batch_size)
-        items = [stored.item for stored in draw.stored]
-        self._schema.fill(self._buffer, (item.payload for item in items))
+        self._schema.fill(self._buffer, draw.payloads)
         return LoadedBatch(
             views=self._views,
             weights=np.ones(self._batch_size, np.float32),
-            new_ticks=np.array([item.new_ticks for item in items], np.int64),
-            versions=np.array([item.version for item in items], np.int64),
+            new_ticks=draw.new_ticks,
+            versions=draw.versions,
             malformed=0,
             copy_s=time.perf_counter() - started,
         )
@@ -243,7 +242,7 @@ class Stepping:
 class TableView:
     """The table as the account sees a replay shard."""
 
-    def __init__(self, table: FifoTable) -> None:
+    def __init__(self, table: Table) -> None:
         self._table = table
 
     @property

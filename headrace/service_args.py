@@ -26,6 +26,7 @@ REPLAY_METRICS = "127.0.0.1:6203"
 LEARNER_BIND, LEARNER_METRICS = "127.0.0.1:6100", "127.0.0.1:6101"
 ACTOR_METRICS = "127.0.0.1:6301"
 _MAX_WHOLE = 2**32 - 1  # of counts and seeds on the command line
+MAX_BYTES = 2**63 - 1
 
 CONFIG_EPILOG = """\
 every setting of the run is a flag and a variable:
@@ -67,6 +68,8 @@ class ReplayArgs(ServiceArgs):
     """ZeroMQ port that actors send items to, on the host of `bind`."""
     samples_port: int
     """ZeroMQ port that the learner draws batches from, on the host of `bind`."""
+    memory_bytes: int | None
+    """Memory that it may use; None: what its container allows, or what the machine has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +118,15 @@ def parse_replay(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     args.option("bind", "address of gRPC control", metavar="HOST:PORT", default=REPLAY_BIND)
     args.option("items-port", "ZeroMQ port for actors, on that host", metavar="PORT", default=REPLAY_ITEMS_PORT)
     args.option("samples-port", "ZeroMQ port for the learner", metavar="PORT", default=REPLAY_SAMPLES_PORT)
+    args.option("memory-bytes", "memory it may use; without it the container's limit, or the machine's", metavar="N")
     common = _service(args, argv, REPLAY_METRICS)
+    memory = args.get("memory-bytes")
     parsed = ReplayArgs(
         **common,
         bind=_bound(args, "bind"),
         items_port=args.need("items-port").port(),
         samples_port=args.need("samples-port").port(),
+        memory_bytes=None if memory is None else memory.whole(1, MAX_BYTES),
     )
     ports = {"--bind": parsed.bind.port, "--items-port": parsed.items_port, "--samples-port": parsed.samples_port}
     _distinct(ports | {"--metrics-bind": parsed.metrics_bind.port})
@@ -226,7 +232,7 @@ def parse_eval(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     )
     args.option("episodes", "episodes to play, spread evenly over env.num_envs", metavar="N", default="20")
     args.switch("greedy", "take the most probable action: the default")
-    args.switch("sampled", "draw actions from the policy, as in training")
+    args.switch("sampled", "explore, as in training")
     args.option("seed", "seed of the environments and of --sampled", metavar="N", default="0")
     args.switch("json", "print the figures as JSON, with every episode's return and length")
     names = [name for name in _config_names() if _of_environment(name)]

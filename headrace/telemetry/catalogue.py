@@ -10,6 +10,8 @@ import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
 
+import numpy as np
+import numpy.typing as npt
 from prometheus_client import CollectorRegistry
 
 from headrace.telemetry.families import Declaration, Family
@@ -20,6 +22,7 @@ from headrace.telemetry.labels import (
     DropReason,
     LearnerMethod,
     LossComponent,
+    MissReason,
     Peer,
     RefusalReason,
     RejectReason,
@@ -33,6 +36,9 @@ from headrace.telemetry.labels import (
 # Histogram buckets, upper bounds in the metric's unit.
 FAST_SECONDS = (50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0)
 SLOW_SECONDS = (1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+AGE_SECONDS = (1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
+TIMES_SAMPLED = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
+PRIORITIES = (0.0, 1e-4, 1e-3, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 1e3)
 LAG_VERSIONS = (0.0, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0, 128.0, 256.0)
 LAG_SECONDS = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 _RETURN_SIZES = (1.0, 5.0, 10.0, 25.0, 50.0, 100.0, 200.0, 300.0, 400.0, 500.0, 1e3, 2.5e3, 5e3, 1e4, 1e5)
@@ -167,17 +173,21 @@ class ReplayMetrics(ServerMetrics):
         super().__init__("replay", registry, (Peer.ACTOR,), ReplayMethod)
         counter, gauge, histogram = self._family.counter, self._family.gauge, self._family.histogram
 
-        self.items = gauge("items", "items", "Items in the table")
-        self.max_items = gauge("max_items", "items", "Most items that the table holds")
-        self.bytes = gauge("bytes", "bytes", "Payload bytes in the table")
-        self.max_bytes = gauge("max_bytes", "bytes", "Most payload bytes that the table holds")
+        self.items = gauge("items", "items", "Items in the tables")
+        self.max_items = gauge("max_items", "items", "Most items that the tables hold")
+        self.bytes = gauge("bytes", "bytes", "Payload bytes in the tables, compressed if they came so")
+        self.max_bytes = gauge("max_bytes", "bytes", "Most payload bytes that the tables hold")
+        self.resident_bytes = gauge("resident_bytes", "bytes", "Memory that the process uses, all in all")
+        self.memory_limit_bytes = gauge(
+            "memory_limit_bytes", "bytes", "Memory that it may use, of its container or the machine, or as it was told"
+        )
 
         self.received = counter("received_total", "items", "Items received, in whatever state")
-        self.stored = counter("stored_total", "items", "Items put into the table")
+        self.stored = counter("stored_total", "items", "Items put into a table")
         self.duplicate = counter("duplicate_total", "items", "Items ignored because they had come before")
         self.rejected = counter("rejected_total", "items", "Items refused", {"reason": RejectReason})
         self.waiting = gauge("waiting", "items", "Items received that the rate limiter has not admitted yet")
-        self.removed = counter("removed_total", "items", "Items that left the table", {"reason": RemoveReason})
+        self.removed = counter("removed_total", "items", "Items that left their table", {"reason": RemoveReason})
         self.insert_wait_seconds = histogram(
             "insert_wait_seconds",
             "seconds",
@@ -193,8 +203,40 @@ class ReplayMetrics(ServerMetrics):
         self.sample_wait_seconds = histogram(
             "sample_wait_seconds", "seconds", "From a sample request until its batch was sent", SLOW_SECONDS
         )
-        self.item_age_seconds = histogram("item_age_seconds", "seconds", "Age of items when drawn", SLOW_SECONDS)
-        self.samples_per_insert = gauge("samples_per_insert", "ratio", "Items drawn per item stored, since the start")
+        self.item_age_seconds = histogram(
+            "item_age_seconds", "seconds", "Age of the oldest item of each batch when drawn", SLOW_SECONDS
+        )
+        self.evicted_age_seconds = self._family.histogram_of_many(
+            "evicted_age_seconds", "seconds", "Age of items when newer ones took their room", AGE_SECONDS
+        )
+        self.evicted_times_sampled = self._family.histogram_of_many(
+            "evicted_times_sampled",
+            "draws",
+            "How often items were drawn until newer ones took their room",
+            TIMES_SAMPLED,
+        )
+        self.samples_per_insert = gauge(
+            "samples_per_insert", "ratio", "Items drawn per item stored since the tables had their least size"
+        )
+        self.samples_per_insert_target = gauge(
+            "samples_per_insert_target", "ratio", "Where the rate limiter holds it: 1 in a fifo table"
+        )
+
+        self.priority = self._family.histogram_of_many(
+            "priority", "priority", "Priorities that items came with or were given, without the exponent", PRIORITIES
+        )
+        self.priorities_applied = counter("priorities_applied_total", "items", "New priorities that items were given")
+        self.priorities_missing = counter(
+            "priorities_missing_total",
+            "items",
+            "New priorities that meant no item here any more",
+            {"reason": MissReason},
+        )
+        self.effective_sample_share = gauge(
+            "effective_sample_share",
+            "ratio",
+            "(sum w)^2 / (N sum w^2) of the weights that items are drawn by: 1 if all are equal, 1/N if one has all",
+        )
 
         self.peers = gauge("peers", "actors", "Actors that replay hears from")
         self.connections = gauge("connections", "connections", "Open connections to the two ZeroMQ ports")
@@ -207,6 +249,11 @@ class ReplayMetrics(ServerMetrics):
         self.worker_seconds = counter(
             "worker_seconds_total", "seconds", "What the worker thread's time went to", {"state": WorkerState}
         )
+
+    def observe_evicted(self, ages_s: npt.NDArray[np.float64], times_sampled: npt.NDArray[np.int64]) -> None:
+        """Takes in the items [n] that left at once."""
+        self.evicted_age_seconds.observe_all(ages_s)
+        self.evicted_times_sampled.observe_all(times_sampled)
 
 
 class LearnerMetrics(ServerMetrics):

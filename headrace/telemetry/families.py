@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from headrace.telemetry.histograms import HistogramOfMany
+
 # A `_created` twin of every counter and histogram would double the series and answer no question that we have.
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -71,6 +73,11 @@ class Family:
         self._declare(name, "histogram", unit, help, labels, buckets)
         metric = Histogram(self._prefix + name, help, list(labels or ()), registry=self._registry, buckets=buckets)
         return _with_series(metric, (labels or {}) | (from_start or {}))
+
+    def histogram_of_many(self, name: str, unit: str, help: str, buckets: Sequence[float]) -> HistogramOfMany:
+        """A histogram that takes in whole arrays."""
+        self._declare(name, "histogram", unit, help, None, buckets)
+        return HistogramOfMany(self._prefix + name, help, buckets, self._registry)
 
     def info(self, name: str, help: str, values: dict[str, str]) -> Gauge:
         """A gauge that is 1 for ever; what it tells is in its labels."""

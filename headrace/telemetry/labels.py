@@ -36,6 +36,7 @@ class RejectReason(StrEnum):
     GOODBYE = "goodbye"  # still waiting when its actor left
     GAP = "gap"  # not the next in sequence
     PRIORITY = "priority"  # its first priority is negative or not finite
+    BUDGET = "budget"  # so large that its table could not hold enough of them to be drawn from
 
 
 class ConnectionFault(StrEnum):
@@ -51,6 +52,7 @@ class RemoveReason(StrEnum):
     """Why an item left its table."""
 
     SAMPLED = "sampled"  # drawn as often as the table allows
+    EVICTED = "evicted"  # the oldest, where newer ones needed its room
 
 
 class RefusalReason(StrEnum):
@@ -62,6 +64,15 @@ class RefusalReason(StrEnum):
     OVERFLOW = "overflow"  # too many outstanding, or too large
     TABLE = "table"  # no such table
     PRIORITY = "priority"  # a priority that is negative or not finite
+    BUDGET = "budget"  # for more items than the table's limits ever allow
+
+
+class MissReason(StrEnum):
+    """Why replay did not apply a new priority."""
+
+    DEPARTED = "departed"  # the item has left
+    BOOT = "boot"  # the item was drawn before replay was restarted
+    STALE = "stale"  # a later update came first
 
 
 class WorkerState(StrEnum):
@@ -69,6 +80,8 @@ class WorkerState(StrEnum):
 
     INSERTING = "inserting"
     SAMPLING = "sampling"
+    WAITING_FOR_INSERTS = "waiting_for_inserts"  # the learner waits: too little was inserted for what it asks
+    WAITING_FOR_SAMPLES = "waiting_for_samples"  # actors wait: too little was sampled for what they sent
     IDLE = "idle"
 
 

@@ -43,7 +43,6 @@ MAX_TEXT = 512  # characters
 MAX_BYTES = 64
 MAX_INT = 1 << 63  # exclusive; a seq plus a count can then still be sent
 
-CODECS = ("none", "lz4")  # of payloads; a run has one of them. lz4 is a block without a size: the schema tells it
 UNROLLS = "unrolls"  # the table that actors insert into and the learner draws from
 
 Ints = npt.NDArray[np.int64]

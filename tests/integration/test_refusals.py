@@ -31,6 +31,13 @@ CASES = {
         ["train", "cartpole", "--run-dir", "{folder}/empty", "--resume", "must"],
         ["--resume must", "{folder}/empty holds no run"],
     ),
+    "tables larger than the memory": (
+        [
+            *("train", "cartpole", "--run-dir", "{folder}/large"),
+            *("--replay.max_items", "1000000000000", "--replay.max_bytes", "4000000000000000"),
+        ],
+        ["refused OpenRun", "replay.max_items 1,000,000,000,000 x ", "replay.max_bytes 4,000,000,000,000,000", " is "],
+    ),
     "an environment that cannot be imported": (
         ["train", "cartpole", "--env.id", "nobody_has_this:Env"],
         ["env.id", "'nobody_has_this'", "No module named"],

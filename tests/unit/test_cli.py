@@ -245,6 +245,15 @@ def test_config_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out)["title"] == "RunConfig"
 
 
+def test_replays_memory_is_what_it_is_told_by_flag_or_variable_and_else_found_out() -> None:
+    assert parse_replay([], {}).memory_bytes is None
+    assert parse_replay([], {"HEADRACE_MEMORY_BYTES": str(1 << 40)}).memory_bytes == 1 << 40
+    assert parse_replay(["--memory-bytes", "1000"], {"HEADRACE_MEMORY_BYTES": "5"}).memory_bytes == 1000
+    for text in ("0", "-1", "1GiB", "1e9"):
+        with pytest.raises(ConfigError, match=f"--memory-bytes: got '{text}'; expected a whole number"):
+            parse_replay(["--memory-bytes", text], {})
+
+
 def test_services_parse_their_defaults_onto_loopback() -> None:
     replay = parse_replay([], {})
     assert (str(replay.bind), replay.items_port, replay.samples_port) == ("127.0.0.1:6200", 6201, 6202)

@@ -22,9 +22,14 @@ CPU = torch.device("cpu")
 SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
 
 
-def trainer(**learner: Any) -> Trainer:
+R2D2 = {"name": "r2d2", "burn_in": 0, "unroll_length": 5, "period": 5, "target_period": 3}  # has a target network
+
+
+def trainer(agent: dict[str, Any] | None = None, **learner: Any) -> Trainer:
     torch.manual_seed(5)
-    config = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, "learner": {"lr": 0.01, **learner}})
+    config = RunConfig.model_validate(
+        {"env": {"id": "CartPole-v1"}, "agent": agent or {}, "learner": {"lr": 0.01, **learner}}
+    )
     return Trainer(MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(config.agent, SPACES, {}), config, CPU)
 
 
@@ -143,6 +148,21 @@ def test_learning_rate_and_schedules_go_by_trained_steps() -> None:
     assert [made.update(batch(0), 50).lr for _ in range(3)] == [0.01, 0.005, 0.0]
 
 
+def test_a_target_network_is_copied_every_so_many_updates_and_is_not_trained() -> None:
+    made = trainer(R2D2)
+    target, first = made.target, parameters(made)
+    assert target is not None
+    assert not any(parameter.requires_grad for parameter in target.parameters())
+    copied = []
+    for update in range(7):
+        made.update(batch(update), 15)
+        copied.append(equal(dict(target.state_dict()), parameters(made)))
+        if update < 2:
+            assert equal(dict(target.state_dict()), first)
+    assert copied == [False, False, True, False, False, True, False]
+    assert trainer().target is None
+
+
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), 1e30])
 def test_a_loss_or_gradient_that_is_not_finite_changes_nothing_and_training_goes_on(reward: float) -> None:
     made = trainer(max_nonfinite=3)
@@ -174,9 +194,11 @@ def test_too_many_bad_updates_in_a_row_end_the_run_with_the_facts_of_the_batch()
 # -- the state -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
-def test_a_resumed_run_continues_bit_by_bit_like_one_that_was_never_interrupted(optimizer: Any) -> None:
-    settings = {"optimizer": optimizer, "lr": {"start": 0.01, "end": 0.001, "steps": 300}}
+@pytest.mark.parametrize(
+    ("optimizer", "agent"), [("adam", {}), ("rmsprop", {}), ("adam", R2D2)], ids=["adam", "rmsprop", "target network"]
+)
+def test_a_resumed_run_continues_bit_by_bit_like_one_that_was_never_interrupted(optimizer: Any, agent: Any) -> None:
+    settings = {"agent": agent, "optimizer": optimizer, "lr": {"start": 0.01, "end": 0.001, "steps": 300}}
     whole = trainer(**settings)
     for seed in range(10):
         whole.update(batch(seed), 15)

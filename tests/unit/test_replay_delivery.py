@@ -31,7 +31,8 @@ from headrace.wire.messages import (
     encode,
 )
 from headrace_actor.window import Window
-from headrace_replay.shard import Run, Shard
+from headrace_replay.run import Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 SIZE = 8

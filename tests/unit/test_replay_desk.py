@@ -7,12 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay_tables import spec
 
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
 from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, PROTOCOL, TO_LEARNER, Batch, Sample, decode
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 RUN = Run("run", 1, (TableSpec("unrolls", "fifo", 1000, 10**6),), b"schema", 8, window_items=8, window_bytes=64)
@@ -173,3 +175,49 @@ def test_a_request_for_no_items_or_more_than_a_message_holds_is_refused(count: i
 def test_before_a_run_is_open_a_request_is_refused() -> None:
     with pytest.raises(RefusedError, match="no run is open"):
         SampleDesk(Shard()).ask(ROUTE, Sample(PROTOCOL, "run", 1, 0, 0, "unrolls", 1))
+
+
+def test_a_prioritized_batch_tells_the_probability_of_each_draw_and_how_often_the_item_was_drawn_before() -> None:
+    made = Desk()
+    made.shard.open_run(replace(RUN, tables=(*RUN.tables, replace(spec(max_items=10), name="replay"))))
+    made.shard.tables["replay"].insert([Item(bytes([ticks]) * 8, ticks, 0, float(ticks)) for ticks in (1, 3)])
+    seen = {1: 0, 3: 0}
+    for request in range(3):
+        made.ask(request, count=8, table="replay")
+        (served,) = made.desk.serve()
+        header = batch(served)
+        assert header.table_size == 2
+        for ticks, probability, times in zip(
+            *(array.tolist() for array in (header.new_ticks, header.probabilities, header.times_sampled)), strict=True
+        ):
+            assert (probability, times) == (ticks / 4, seen[ticks])
+            seen[ticks] += 1
+    assert made.shard.tables["replay"].sampled == 24
+
+
+def test_a_request_for_one_table_does_not_wait_for_those_of_another() -> None:
+    made = Desk()
+    made.shard.open_run(replace(RUN, tables=(*RUN.tables, replace(spec(max_items=10), name="replay"))))
+    made.ask(0)
+    made.ask(1, table="replay")
+    made.ask(2)
+    assert made.desk.waiting
+    made.shard.tables["replay"].insert([Item(bytes([7]) * 8, 7, 0)])
+    assert made.serve() == [(1, [7, 7])]
+    made.put(4)
+    assert made.serve() == [(0, [0, 1]), (2, [2, 3])]
+    assert not made.desk.waiting
+
+
+def test_a_request_that_the_tables_limits_never_allow_is_refused_with_the_arithmetic() -> None:
+    made = Desk()
+    tables = (replace(RUN.tables[0], max_items=4, max_bytes=20), replace(spec(error_buffer=4.0), name="replay"))
+    made.shard.open_run(replace(RUN, tables=tables))
+    for table, told in (("replay", "2 x error_buffer 4 is below 8 items"), ("unrolls", "max_items 4")):
+        with pytest.raises(RefusedError, match=told) as caught:
+            made.ask(0, count=8, table=table)
+        assert caught.value.reason == "budget"
+    made.ask(0, count=3)
+    made.put(1)
+    with pytest.raises(RefusedError, match="3 items x 8 bytes = 24; max_bytes is 20"):
+        made.ask(0, count=3)

@@ -10,7 +10,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from headrace.telemetry.labels import RefusalReason, RejectReason
+from headrace.telemetry.labels import MissReason, RefusalReason, RejectReason
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
     FROM_ACTOR,
@@ -22,12 +22,15 @@ from headrace.wire.messages import (
     Goodbye,
     Hello,
     Items,
+    Priorities,
     Sample,
     decode,
     encode,
 )
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.priorities import PriorityUpdates
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 SIZE, SCHEMA, LAST = 8, b"s" * 16, 2**63 - 1
@@ -35,7 +38,8 @@ routes = st.sampled_from([b"route-0", b"route-1", b"route-2", b"route-3"])
 actors = st.sampled_from([bytes(16), bytes([1]) * 16]) | st.binary(max_size=20)
 seqs = st.integers(0, 12) | st.sampled_from([LAST, LAST - 1, LAST - 3]) | st.integers(0, LAST)
 runs = st.sampled_from(["run", "run", "run", "other", "", "x" * 512])
-tables = st.sampled_from([UNROLLS, UNROLLS, UNROLLS, "other", ""])
+OTHER = "other"  # a prioritized table beside the fifo one
+tables = st.sampled_from([UNROLLS, UNROLLS, UNROLLS, OTHER, OTHER, "nothing", ""])
 epochs = st.integers(0, 4)
 
 
@@ -52,12 +56,14 @@ class ShardMachine(RuleBasedStateMachine):
         self.desk = SampleDesk(self.shard, clock=lambda: self.now)
         self.largest_window = 0
         self.request = 0
-        self.drawn = 0
+        self.updates = PriorityUpdates(self.shard)
+        self.update = 0
+        self.drawn = {UNROLLS: 0, OTHER: 0}
 
     @initialize(before=st.booleans())
     def begin(self, before: bool) -> None:
         if not before:  # the run is open before anybody comes
-            self.open("run", 1, 4, 1000, SCHEMA, SIZE, 3, 100)
+            self.open("run", 1, 4, 1000, SCHEMA, SIZE, 3, 100, 1, 1.0, 4.0, 0.6)
 
     @rule(
         run=runs,
@@ -68,6 +74,10 @@ class ShardMachine(RuleBasedStateMachine):
         size=st.sampled_from([SIZE, SIZE, 0]),
         window_items=st.integers(1, 6) | st.just(0),
         window_bytes=st.sampled_from([100, 100, 2 * SIZE, SIZE, 0, LAST]),
+        min_size=st.integers(1, 3) | st.just(0),
+        ratio=st.sampled_from([1.0, 0.5, 4.0, 0.0]),
+        buffer=st.sampled_from([4.0, 2.5, 1e9, 0.0, float("nan")]),
+        exponent=st.sampled_from([0.6, 1.0, 0.0, float("inf")]),
     )
     def open(
         self,
@@ -79,8 +89,13 @@ class ShardMachine(RuleBasedStateMachine):
         size: int,
         window_items: int,
         window_bytes: int,
+        min_size: int,
+        ratio: float,
+        buffer: float,
+        exponent: float,
     ) -> None:
-        specs = (TableSpec(UNROLLS, "fifo", max_items, max_bytes),)
+        sampled = TableSpec(OTHER, "prioritized", max_items, max_bytes, min_size, ratio, buffer, exponent)
+        specs = (TableSpec(UNROLLS, "fifo", max_items, max_bytes), sampled)
         with suppress(RefusedError):
             self.shard.open_run(Run(run, epoch, specs, schema, size, window_items, window_bytes))
             self.largest_window = max(self.largest_window, window_items)
@@ -123,17 +138,54 @@ class ShardMachine(RuleBasedStateMachine):
             seq = max(0, self.shard._peers[uuid].expected + ahead)
             ones = np.ones(count, np.int64)
             payloads = [bytes(run.payload_bytes)] * count
-            self.answered(self.shard.items(route, Items(UNROLLS, seq, "none", ones, ones, np.ones(count)), payloads))
+            table = (UNROLLS, OTHER)[seq % 2]
+            self.answered(self.shard.items(route, Items(table, seq, "none", ones, ones, np.ones(count)), payloads))
             self.it_settles_and_the_ledger_adds_up()
             self.what_is_kept_is_bounded()
 
-    @rule(requests=st.lists(st.integers(1, 3), max_size=3))
-    def learner_at_work(self, requests: list[int]) -> None:
+    @rule(requests=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([UNROLLS, OTHER])), max_size=3))
+    def learner_at_work(self, requests: list[tuple[int, str]]) -> None:
         run = self.shard.run
-        for count in requests:
+        for count, table in requests:
             self.request += 1
             if run is not None:
-                self.sample(b"learner", run.id, run.epoch, self.request, max(0, self.request - 2), UNROLLS, count)
+                self.sample(b"learner", run.id, run.epoch, self.request, max(0, self.request - 2), table, count)
+
+    @rule(
+        stranger=st.booleans(),
+        run=runs,
+        epoch=epochs,
+        update=seqs,
+        other_boot=st.sampled_from([0, 0, 0, 1]),
+        table=tables,
+        new=st.lists(
+            st.tuples(
+                st.integers(-3, 30) | st.sampled_from([LAST, -LAST - 1]),
+                st.floats() | st.sampled_from([0.0, 1.0, 5.0, 1e308]),
+            ),
+            min_size=1,
+            max_size=6,
+        ),
+    )
+    def priorities(
+        self, stranger: bool, run: str, epoch: int, update: int, other_boot: int, table: str, new: list[Any]
+    ) -> None:
+        if not stranger and self.shard.run is not None:
+            self.update += 1
+            run, epoch, update = self.shard.run.id, self.shard.run.epoch, self.update
+        ids, values = (np.array(column) for column in zip(*new, strict=True))
+        boot = self.shard.boot ^ other_boot
+        message = sent(Priorities(PROTOCOL, run, epoch, update, boot, table, ids, values), FROM_LEARNER)
+        outcome, reason = None, ""
+        try:
+            outcome = self.updates.apply(message)
+        except RefusedError as error:
+            reason = error.reason
+        assert reason in {"", *RefusalReason}
+        if outcome is not None:
+            assert outcome.applied + outcome.missing == len(new)
+            assert outcome.reason in set(MissReason)
+            assert np.isfinite(values).all()
 
     @rule(route=routes)
     def beat(self, route: bytes) -> None:
@@ -201,13 +253,19 @@ class ShardMachine(RuleBasedStateMachine):
                 progress = True
             for served in self.desk.serve():
                 assert served.draw is not None
-                self.drawn += len(served.draw.stored)
-                decode(bytes(served.frames[0]), TO_LEARNER)
+                batch = decode(bytes(served.frames[0]), TO_LEARNER)
+                table = next(r.sample.table for r in self.desk._requests.values() if r.reply is served.frames)
+                self.drawn[table] += len(batch.ids)
+                assert batch.probabilities.min() > 0
+                assert batch.times_sampled.min() >= 0
                 progress = True
         ledger, held = self.shard.ledger, self.shard.tables.values()
         assert ledger.received == ledger.stored + ledger.duplicate + sum(ledger.rejected.values()) + self.shard.waiting
-        assert ledger.stored == sum(len(table) + table.removed["sampled"] for table in held)
-        assert sum(table.removed["sampled"] for table in held) == self.drawn
+        assert ledger.stored == sum(len(table) + sum(table.removed.values()) for table in held)
+        for table in held:
+            assert table.sampled == self.drawn[table.name]
+            assert table.removed["sampled"] == (table.sampled if table.name == UNROLLS else 0)
+            assert table.limiter.inserts - table.limiter.deletes == len(table)
         assert set(ledger.rejected) <= set(RejectReason)
         assert sum(table.nbytes for table in held) == self.size * sum(len(table) for table in held)
 
@@ -220,6 +278,8 @@ class ShardMachine(RuleBasedStateMachine):
             assert 0 <= peer.waiting_items <= self.largest_window
             assert peer.waiting_bytes == self.size * peer.waiting_items
             assert peer.stored <= peer.expected
+            assert peer.waiting_items == sum(len(entry.items) for entry in peer.waiting)
+        assert shard.waiting == sum(len(entry.items) for queue in shard._waiting.values() for entry in queue)
 
 
 def vars_of(message: Any) -> list[Any]:

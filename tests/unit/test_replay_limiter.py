@@ -89,3 +89,24 @@ def test_the_difference_stays_within_its_bounds_whatever_is_asked_in_whatever_or
 def test_without_samples_per_insert_inserts_are_never_blocked() -> None:
     limiter = RateLimiter.ratio(0.0, min_size=1, error_buffer=1.0)
     assert insert_until_blocked(limiter) == 1000
+
+
+@given(limiters, st.integers(0, 12), st.integers(0, 40))
+def test_of_many_inserts_as_many_are_allowed_as_one_by_one(limiter: RateLimiter, inserts: int, count: int) -> None:
+    limiter.inserts = inserts
+    allowed = limiter.insertable(count)
+    assert 0 <= allowed <= count
+    assert limiter.can_insert(allowed) or allowed == 0
+    assert allowed == count or not limiter.can_insert(allowed + 1)
+
+
+@pytest.mark.parametrize("present", [0, 3, 10, 1000])
+@pytest.mark.parametrize("ratio", [0.1, 1.0, 7.0])
+def test_a_limiter_for_items_that_are_there_blocks_neither_side_for_longer_than_a_new_one(
+    ratio: float, present: int
+) -> None:
+    buffer = 2 * ratio + 2
+    limiter = RateLimiter.ratio(ratio, min_size=5, error_buffer=buffer, present=present)
+    assert insert_until_blocked(limiter) <= max(0, 5 - present) + 2 * buffer / ratio
+    assert sample_until_blocked(limiter) > 0
+    assert insert_until_blocked(limiter) > 0

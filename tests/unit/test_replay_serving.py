@@ -25,8 +25,9 @@ from headrace.wire.messages import PROTOCOL, UNROLLS, Beat, Hello, Sample, encod
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor.stream import Introduction, ItemStream
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
+from headrace_replay.run import Run
 from headrace_replay.serving import ShardSockets
-from headrace_replay.shard import Run, Shard
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 RUN, SLOTS, TICKS = "run", 2, 3
@@ -61,7 +62,7 @@ class Replay:
         """Of the items in the table, which is empty afterwards."""
         with self.lock:
             table = self.shard.tables[UNROLLS]
-            return [bytes(entry.item.payload) for entry in table.draw(len(table)).stored]
+            return [bytes(payload) for payload in table.draw(len(table)).payloads]
 
     def scrape(self) -> list[str]:
         """The series that a scrape shows, without their values."""

@@ -7,11 +7,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from replay_tables import spec
 
 from headrace.telemetry.labels import RejectReason
+from headrace.wire.compression import bound
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import PROTOCOL, Ack, Credit, Farewell, Hello, Items, Refused, Reset
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.memory import MemoryLimit
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 SIZE = 64
@@ -142,7 +146,7 @@ def test_items_that_an_actor_gave_up_on_while_they_wait_here_take_no_room_in_its
     drawn = []
     for _ in range(6):
         assert shard.beat(b"new").seq <= 7 or set(drawn) >= {0, 1, 2}  # type: ignore[union-attr]
-        drawn += [stored.item.new_ticks for stored in shard.tables["unrolls"].draw(1).stored]
+        drawn += shard.tables["unrolls"].draw(1).new_ticks.tolist()
         admit(shard)
     assert drawn == [0, 1, 2, 7, 8, 9]
     assert shard.beat(b"new") == Ack(10)
@@ -265,3 +269,104 @@ def test_a_resumed_learner_keeps_the_items_and_may_change_the_limits_without_any
     assert shard.check_learner("run", 2) == smaller
     with pytest.raises(RefusedError, match="epoch 1"):
         shard.check_learner("run", 1)
+
+
+def test_a_run_that_would_outgrow_the_memory_is_refused_and_the_open_one_goes_on() -> None:
+    shard = Shard(memory=MemoryLimit(1 << 28, "the machine's memory"))
+    shard.open_run(RUN)
+    with pytest.raises(RefusedError, match=r"replay\.max_items 10,000,000 x 64") as caught:
+        shard.open_run(replace(RUN, tables=(TableSpec("unrolls", "fifo", 10_000_000, 1 << 40),)))
+    assert caught.value.reason == "budget"
+    assert shard.run == RUN
+    assert shard.tables["unrolls"].max_items == 4
+
+
+def test_two_tables_of_one_name_and_another_sampler_for_a_table_are_refused() -> None:
+    shard = opened()
+    for tables in (RUN.tables * 2, (spec(max_items=4),)):
+        with pytest.raises(RefusedError) as caught:
+            shard.open_run(replace(RUN, tables=tables))
+        assert caught.value.reason == "table"
+    assert shard.run == RUN
+
+
+# -- tables that are drawn from again and again ----------------------------------------------------------------------
+
+SAMPLED = replace(RUN, tables=(spec(max_items=4, min_size=2, max_bytes=4 * SIZE, error_buffer=2.0),))
+
+
+def test_items_start_with_the_priority_that_they_came_with() -> None:
+    shard = opened(SAMPLED)
+    shard.hello(ROUTE, HELLO)
+    send(shard, 0, 2, priorities=np.array([3.0, 1.0]))
+    assert admit(shard) == [0, 1]
+    drawn = shard.tables["unrolls"].draw(3)
+    assert set(zip(drawn.new_ticks.tolist(), drawn.probabilities.tolist(), strict=True)) <= {(0, 0.75), (1, 0.25)}
+
+
+def test_items_wait_where_the_limiter_does_not_admit_them_and_the_oldest_leave_where_there_is_no_room() -> None:
+    shard = opened(SAMPLED)
+    shard.hello(ROUTE, HELLO)
+    assert send(shard, 0, 3) is None
+    assert admit(shard) == [0, 1, 2]
+    assert send(shard, 3, 3) is None
+    assert admit(shard) == [3]  # two ahead of the samples
+    shard.tables["unrolls"].draw(2)
+    assert admit(shard) == [4, 5]
+    assert shard.tables["unrolls"].removed == {"evicted": 2}
+
+
+def test_items_of_which_too_few_would_fit_are_refused_with_the_arithmetic_before_anybody_waits_for_them() -> None:
+    shard = opened(replace(SAMPLED, tables=(spec(max_items=100, min_size=50, max_bytes=49 * SIZE),)))
+    shard.hello(ROUTE, HELLO)
+    answer = send(shard, 0, 2)
+    assert isinstance(answer, Refused)
+    assert answer.reason == "budget"
+    assert "max_bytes 3,136 / 64 bytes per item = 49; raise replay.max_bytes" in answer.detail
+    assert shard.ledger.rejected == {"budget": 2}
+
+
+def test_the_first_item_tells_how_many_will_fit(caplog: pytest.LogCaptureFixture) -> None:
+    shard = opened(replace(SAMPLED, codec="lz4", tables=(spec(max_items=100, max_bytes=1000),)))
+    shard.hello(ROUTE, HELLO)
+    with caplog.at_level("INFO"):
+        send(shard, 0, size=20, codec="lz4")
+        send(shard, 1, size=40, codec="lz4")
+        admit(shard)
+        send(shard, 2, size=40, codec="lz4")
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "first items have 20 bytes, so it will hold 50 of them (max_items 100, max_bytes 1000)" in told
+
+
+def test_compressed_payloads_may_have_any_length_up_to_the_bound() -> None:
+    longest = bound(SIZE)
+    shard = opened(replace(RUN, codec="lz4", window_bytes=10**6))
+    shard.hello(ROUTE, HELLO)
+    for size in (0, longest + 1):
+        assert send(shard, 0, size=size, codec="lz4").reason == "size"
+    for seq, size in enumerate((1, SIZE, longest)):
+        assert send(shard, seq, size=size, codec="lz4") is None
+    assert send(shard, 3, codec="none").reason == "malformed"
+
+
+def test_a_table_that_admits_nothing_keeps_no_other_table_waiting_and_acks_stay_cumulative() -> None:
+    full = replace(spec("uniform", max_items=10, error_buffer=1.0), name="other")
+    shard = opened(replace(RUN, tables=(*RUN.tables, full), window_items=10, window_bytes=10**6))
+    shard.hello(ROUTE, HELLO)
+    shard.hello(b"other", replace(HELLO, actor=b"b" * 16))
+    send(shard, 0, 3, table="other")
+    assert admit(shard) == [0, 1]
+    send(shard, 3)  # to the first table
+    send(shard, 0, 2, route=b"other")
+    assert admit(shard) == [3, 0, 1]
+    assert shard.waiting == 1
+    assert shard.beat(ROUTE) == Ack(2)  # item 2 still waits, and item 3 is not told to be stored before it
+    assert shard.beat(b"other") == Ack(2)
+    shard.tables["other"].draw(2)
+    assert admit(shard) == [2]
+    assert shard.beat(ROUTE) == Ack(4)
+    send(shard, 4, 3, table="other")
+    send(shard, 7)
+    assert admit(shard) == [7, 4]
+    assert shard.goodbye(ROUTE) == Farewell(5)
+    assert (shard.waiting, shard.ledger.rejected) == (0, {"goodbye": 2})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from headrace.wire.items import Item
-from headrace_replay.table import FifoTable
+from headrace_replay.fifo import FifoTable
 
 
 def item(tag: int, size: int = 10) -> Item:
@@ -19,11 +19,12 @@ def test_items_leave_oldest_first_each_once_and_with_probability_one() -> None:
     for tag in range(1, 5):
         made.insert([item(tag)])
     first, second = made.draw(3), made.draw(1)
-    assert [stored.item.new_ticks for stored in first.stored] == [1, 2, 3]
-    assert [stored.item.new_ticks for stored in second.stored] == [4]
-    assert first.probabilities == [1.0] * 3
+    assert first.new_ticks.tolist() == [1, 2, 3]
+    assert second.new_ticks.tolist() == [4]
+    assert first.probabilities.tolist() == [1.0] * 3
+    assert first.times_sampled.tolist() == [0] * 3
+    assert [payload[0] for payload in first.payloads] == [1, 2, 3]
     assert (first.table_size, second.table_size) == (4, 1)
-    assert first.stored[0].inserted_at == 12.5
     assert not made.can_draw(1)
 
 
@@ -32,7 +33,7 @@ def test_ids_grow_and_are_never_reused() -> None:
     ids = []
     for _ in range(3):
         made.insert([item(1)] * 4)
-        ids += [stored.id for stored in made.draw(4).stored]
+        ids += made.draw(4).ids.tolist()
     assert ids == list(range(1, 13))
 
 
@@ -69,7 +70,8 @@ def test_of_several_items_as_many_as_fit_get_in() -> None:
     assert made.room([item(1, size=36), item(2)]) == 1  # larger than all of it, into an empty table
     assert made.room([item(1), item(2, size=36)]) == 1
     made.insert([item(tag) for tag in (5, 6, 7)])
-    assert [(stored.id, stored.item.version) for stored in made.draw(3).stored] == [(2, 5), (3, 6), (4, 7)]
+    drawn = made.draw(3)
+    assert (drawn.ids.tolist(), drawn.versions.tolist()) == ([2, 3, 4], [5, 6, 7])
     assert made.nbytes == 0
 
 

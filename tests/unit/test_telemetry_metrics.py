@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.telemetry import labels, reference
 from headrace.telemetry.catalogue import ActorMetrics, EvaluatorMetrics, LearnerMetrics, ReplayMetrics
 from headrace.telemetry.families import Family
+from headrace.telemetry.histograms import HistogramOfMany
 
 ROOT = Path(__file__).resolve().parents[2]
 LABELS = {"reason", "state", "phase", "peer", "component", "method", "code", "version", "python"}
@@ -67,7 +69,11 @@ def test_names_follow_prometheus_conventions(service: str) -> None:
 
 def test_an_attribute_is_called_what_prometheus_shows(service: str) -> None:
     _, metrics = make(service)
-    attributes = {name for name, value in vars(metrics).items() if isinstance(value, Counter | Gauge | Histogram)}
+    attributes = {
+        name
+        for name, value in vars(metrics).items()
+        if isinstance(value, Counter | Gauge | Histogram | HistogramOfMany)
+    }
     shown = {d.name.removeprefix(f"headrace_{service}_").removesuffix("_total") for d in metrics.declarations}
     assert attributes == shown
 
@@ -160,3 +166,14 @@ def test_telemetry_needs_neither_torch_nor_gymnasium() -> None:
     code = "import sys\nfor name in ('torch', 'gymnasium', 'tensorboard'): sys.modules[name] = None\n"
     code += "".join(f"import headrace.telemetry.{module}\n" for module in modules)
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_histogram_of_many_shows_what_one_by_one_would_have_shown() -> None:
+    bounds = (0.0, 0.5, 1.0, 10.0)
+    values = np.array([0.0, 0.25, 0.5, 0.75, 1.0, 2.0, 10.0, 11.0, 1e9])
+    at_once, singly = CollectorRegistry(), CollectorRegistry()
+    Family("replay", at_once).histogram_of_many("x", "things", "Some things", bounds).observe_all(values)
+    histogram = Family("replay", singly).histogram("x", "things", "Some things", bounds)
+    for value in values:
+        histogram.observe(value)
+    assert generate_latest(at_once) == generate_latest(singly)

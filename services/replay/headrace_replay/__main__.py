@@ -34,6 +34,8 @@ def serve(args: ReplayArgs, lifetime: Lifetime) -> None:
     from headrace.telemetry.catalogue import ReplayMetrics
     from headrace_replay.control import ReplayControl
     from headrace_replay.desk import SampleDesk
+    from headrace_replay.memory import memory_limit
+    from headrace_replay.metering import observers
     from headrace_replay.serving import ShardSockets
     from headrace_replay.shard import Shard
 
@@ -43,7 +45,9 @@ def serve(args: ReplayArgs, lifetime: Lifetime) -> None:
     health = health_endpoints.Health(ready_gauge=metrics.ready)
     health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
 
-    shard = Shard()
+    memory = memory_limit(args.memory_bytes)
+    metrics.memory_limit_bytes.set(memory.nbytes)
+    shard = Shard(observers=observers(metrics), memory=memory)
     lock = threading.Lock()  # guards the shard: its sockets' thread and the control take it in turn
     sockets = ShardSockets(shard, SampleDesk(shard), lock, metrics)
     items_port, samples_port = sockets.bind(args.bind.host, args.items_port, args.samples_port)

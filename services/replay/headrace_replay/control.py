@@ -9,9 +9,11 @@ import grpc
 import grpc.aio
 
 from headrace.rpc.v1 import replay_pb2, replay_pb2_grpc
-from headrace.wire.messages import CODECS, MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
+from headrace.wire.compression import CODECS
+from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
 from headrace.wire.payload import MAX_PAYLOAD_BYTES
-from headrace_replay.shard import RefusedError, Run, Shard
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 
 MAX_TABLES = 16

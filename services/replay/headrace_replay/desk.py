@@ -8,12 +8,11 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, Batch, Sample, encode
 from headrace.wire.sockets import Frame
-from headrace_replay.shard import RefusedError, Shard
+from headrace_replay.run import RefusedError
+from headrace_replay.shard import Shard
 from headrace_replay.table import Draw
 
 MAX_OPEN_REQUESTS = 64  # waiting or answered and not yet confirmed
@@ -67,37 +66,53 @@ class SampleDesk:
         known = self._requests.get(sample.request)
         if known is not None:
             known.route = route
-            return None if known.reply is None else Served(route, known.reply, None, 0.0)
+            if known.reply is not None:
+                return Served(route, known.reply, None, 0.0)
+        if reason := self._shard.tables[sample.table].too_many(sample.count):
+            raise RefusedError("budget", reason)
+        if known is not None:
+            return None
         if len(self._requests) >= MAX_OPEN_REQUESTS:
             raise RefusedError("overflow", f"more than {MAX_OPEN_REQUESTS} requests are open")
         self._requests[sample.request] = Request(route, sample, self._clock())
         return None
 
+    @property
+    def waiting(self) -> bool:
+        """Whether the open run's learner waits for an answer."""
+        run = self._shard.run
+        if run is None or run.epoch != self._epoch:
+            return False
+        return any(request.reply is None for request in self._requests.values())
+
     def serve(self) -> Iterator[Served]:
-        """Answers waiting requests, in the order in which they came, as far as the tables allow."""
+        """Answers waiting requests, those for one table in the order in which they came, as far as the tables allow."""
         run = self._shard.run
         if run is None or run.epoch != self._epoch:
             return  # the learner that asked is gone: its requests draw nothing more
+        blocked: set[str] = set()  # tables in which one request waits, and later ones behind it
         for request in self._requests.values():
-            if request.reply is not None:
+            sample = request.sample
+            if request.reply is not None or sample.table in blocked:
                 continue
-            table = self._shard.tables[request.sample.table]
-            if not table.can_draw(request.sample.count):
-                return
-            draw = table.draw(request.sample.count)
-            request.reply = self._reply(request.sample, draw)
+            table = self._shard.tables[sample.table]
+            if not table.can_draw(sample.count):
+                blocked.add(sample.table)
+                continue
+            draw = table.draw(sample.count)
+            request.reply = self._reply(sample, draw, run.codec)
             yield Served(request.route, request.reply, draw, self._clock() - request.received_at)
 
-    def _reply(self, sample: Sample, draw: Draw) -> list[Frame]:
+    def _reply(self, sample: Sample, draw: Draw, codec: str) -> list[Frame]:
         header = Batch(
             boot=self._shard.boot,
             request=sample.request,
-            codec=self._shard.codec,
+            codec=codec,
             table_size=draw.table_size,
-            ids=np.array([stored.id for stored in draw.stored], np.int64),
-            probabilities=np.array(draw.probabilities, np.float64),
-            times_sampled=np.zeros(len(draw.stored), np.int64),
-            new_ticks=np.array([stored.item.new_ticks for stored in draw.stored], np.int64),
-            versions=np.array([stored.item.version for stored in draw.stored], np.int64),
+            ids=draw.ids,
+            probabilities=draw.probabilities,
+            times_sampled=draw.times_sampled,
+            new_ticks=draw.new_ticks,
+            versions=draw.versions,
         )
-        return [encode(header), *(stored.item.payload for stored in draw.stored)]
+        return [encode(header), *draw.payloads]

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import zmq
 
 from headrace.telemetry.catalogue import ReplayMetrics
-from headrace.telemetry.labels import ConnectionFault, Peer
+from headrace.telemetry.labels import ConnectionFault, Peer, WorkerState
 from headrace.telemetry.logs import warn_every
 from headrace.wire import sockets
 from headrace.wire.connections import Connections
@@ -33,13 +32,15 @@ from headrace.wire.messages import (
     encode,
 )
 from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
-from headrace_replay.shard import RefusedError, Shard
+from headrace_replay.metering import Meter
+from headrace_replay.priorities import PriorityUpdates
+from headrace_replay.run import RefusedError
+from headrace_replay.shard import Shard
 
 logger = logging.getLogger(__name__)
 
 POLL_MS = 20  # how late a change made by another thread (OpenRun) is noticed
 MESSAGES_PER_TURN = 64  # of one socket before the other gets its turn
-_MEASURE_S = 0.05
 
 Socket = zmq.Socket[bytes]
 
@@ -56,7 +57,8 @@ class ShardSockets:
         self._lock = lock
         self._metrics = metrics
         self._context = zmq.Context[Socket](io_threads=1)
-        self._rejected: Counter[str] = Counter()  # as much of the ledger as the metric has
+        self._meter = Meter(shard, metrics)
+        self._priorities = PriorityUpdates(shard)
         self._items: Socket
         self._samples: Socket
         self._actors: Connections
@@ -77,34 +79,31 @@ class ShardSockets:
         poller.register(self._samples, zmq.POLLIN)
         poller.register(self._actors.events, zmq.POLLIN)
         poller.register(self._learners.events, zmq.POLLIN)
-        seconds = self._metrics.worker_seconds
-        idle, inserting, sampling = (seconds.labels(state=state) for state in ("idle", "inserting", "sampling"))
-        measure_at = then = time.perf_counter()
+        seconds = {state: self._metrics.worker_seconds.labels(state=state) for state in WorkerState}
+        waiting, then = WorkerState.IDLE, time.perf_counter()
         while not stopping.is_set():
             ready = dict(poller.poll(POLL_MS))
             beat()
             now = time.perf_counter()
-            idle.inc(now - then)
+            seconds[waiting].inc(now - then)
             for connections in (self._actors, self._learners):
                 if connections.events in ready:
                     connections.read()
-            measure = now >= measure_at
             with self._lock:
                 if self._items in ready:
                     self._turn(self._items, self._actors, self._on_actor)
                 inserted_at = time.perf_counter()
-                inserting.inc(inserted_at - now)
+                seconds[WorkerState.INSERTING].inc(inserted_at - now)
                 if self._samples in ready:
                     self._turn(self._samples, self._learners, self._on_learner)
                 self._settle()
-                self._count_rejected()
-                if measure:
-                    self._measure()
-            if measure:
-                measure_at = now + _MEASURE_S
+                self._meter.count()
+                measured = self._meter.measure(len(self._actors) + len(self._learners))
+                waiting = self._waits_for()
+            if measured:
                 self._sweep()
             then = time.perf_counter()
-            sampling.inc(then - inserted_at)
+            seconds[WorkerState.SAMPLING].inc(then - inserted_at)
 
     def close(self) -> None:
         self._actors.close()
@@ -186,7 +185,9 @@ class ShardSockets:
                 if served is not None:
                     self._deliver(served)
             elif isinstance(message, Priorities):
-                self._shard.check_learner(message.run, message.epoch)  # no table has priorities yet
+                outcome = self._priorities.apply(message)
+                self._metrics.priorities_applied.inc(outcome.applied)
+                self._metrics.priorities_missing.labels(outcome.reason).inc(outcome.missing)
             else:
                 self._send(self._samples, route, Beat())
         except (MalformedError, RefusedError) as error:
@@ -221,41 +222,24 @@ class ShardSockets:
         for route, seq in acknowledge.items():
             self._send(self._items, route, Ack(seq))
 
-    def _count_rejected(self) -> None:
-        rejected = self._shard.ledger.rejected
-        if rejected != self._rejected:
-            for reason, count in rejected.items():
-                self._metrics.rejected.labels(reason=reason).inc(count - self._rejected[reason])
-            self._rejected = rejected.copy()
-
-    def _measure(self) -> None:
-        """Keeps the gauges true."""
-        metrics, tables = self._metrics, self._shard.tables.values()
-        metrics.peers.set(self._shard.peers)
-        metrics.connections.set(len(self._actors) + len(self._learners))
-        metrics.waiting.set(self._shard.waiting)
-        metrics.items.set(sum(len(table) for table in tables))
-        metrics.bytes.set(sum(table.nbytes for table in tables))
-        metrics.max_items.set(sum(table.max_items for table in tables))
-        metrics.max_bytes.set(sum(table.max_bytes for table in tables))
-        inserted = sum(table.inserted for table in tables)
-        if inserted:
-            metrics.samples_per_insert.set(sum(table.sampled for table in tables) / inserted)
+    def _waits_for(self) -> WorkerState:
+        """What the thread waits for until it is woken."""
+        if self._desk.waiting:
+            return WorkerState.WAITING_FOR_INSERTS
+        return WorkerState.WAITING_FOR_SAMPLES if self._shard.waiting else WorkerState.IDLE
 
     def _sweep(self) -> None:
         """Cuts connections that would cost memory or descriptors for nothing."""
         run = self._shard.run
-        self._actors.sweep(max(run.window_bytes, run.payload_bytes) if run else 0)
+        self._actors.sweep(max(run.window_bytes, run.frame_bytes[1]) if run else 0)
         self._learners.sweep(0)  # requests have no payload
 
     def _deliver(self, served: Served) -> None:
         if served.draw is not None:
-            now = time.monotonic()
             self._metrics.sample_wait_seconds.observe(served.waited_s)
             self._metrics.batches.inc()
-            self._metrics.sampled.inc(len(served.draw.stored))
-            self._metrics.removed.labels(reason="sampled").inc(len(served.draw.stored))
-            self._metrics.item_age_seconds.observe(now - served.draw.stored[0].inserted_at)
+            self._metrics.sampled.inc(len(served.draw.ids))
+            self._metrics.item_age_seconds.observe(served.draw.oldest_s)
         sockets.send(self._samples, [served.route, *served.frames])  # if it is lost, the learner asks again
 
     def _send(self, socket: Socket, route: bytes, message: Message) -> None:

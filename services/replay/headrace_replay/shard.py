@@ -6,6 +6,7 @@ by the actor's uuid: `route` (ZeroMQ's routing id) only says where to send the n
 
 from __future__ import annotations
 
+import logging
 import secrets
 import time
 from collections import Counter, deque
@@ -18,39 +19,15 @@ from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
 from headrace.wire.messages import Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
 from headrace.wire.sockets import Frame
-from headrace_replay.table import FifoTable, TableSpec
+from headrace_replay.budget import check_budget
+from headrace_replay.memory import MemoryLimit
+from headrace_replay.run import RefusedError, Run
+from headrace_replay.spec import Observers, check_spec, valid_priorities
+from headrace_replay.table import Table, make_table
+
+logger = logging.getLogger(__name__)
 
 MAX_PEERS = 100_000  # remembered actors: some 300 bytes each, forgotten longest-silent first
-
-
-class RefusedError(Exception):
-    """A request that this shard will not serve. `reason` is one of the metric's labels."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-        self.detail = detail
-
-
-@dataclass(frozen=True)
-class Run:
-    """What OpenRun fixed. `epoch` alone may grow."""
-
-    id: str
-    epoch: int
-    tables: tuple[TableSpec, ...]
-    schema: bytes
-    payload_bytes: int
-    window_items: int
-    window_bytes: int
-    codec: str = "none"
-
-    @property
-    def frame_bytes(self) -> tuple[int, int]:
-        """Least and most bytes of a payload frame."""
-        if self.codec == "none":
-            return self.payload_bytes, self.payload_bytes
-        return 1, self.payload_bytes + self.payload_bytes // 255 + 16
 
 
 @dataclass
@@ -60,16 +37,18 @@ class Peer:
     route: bytes
     expected: int
     stored: int
+    waiting: deque[Waiting] = field(default_factory=deque)  # by seq
     waiting_items: int = 0
     waiting_bytes: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Waiting:
-    """Items of one message that were received and are not yet admitted; at least one."""
+    """Items of one message, from `seq` on, that were received and are not yet admitted; at least one."""
 
     peer: Peer
-    table: FifoTable
+    table: Table
+    seq: int
     items: list[Item]
     received_at: float
 
@@ -96,26 +75,27 @@ class Ledger:
 class Shard:
     """State of a shard and the rules of the item protocol. Not thread-safe: hold `lock`-ed by its owner."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        observers: Observers | None = None,
+        memory: MemoryLimit | None = None,
+        random: np.random.Generator | None = None,
+    ) -> None:
+        """observers: of the tables; memory: what all of them together may take; random: what they draw by."""
         self.boot = secrets.randbits(63)
         self.run: Run | None = None
-        self.tables: dict[str, FifoTable] = {}
+        self.tables: dict[str, Table] = {}
         self.ledger = Ledger()
         self.reconnects = 0  # actors that came back on another connection
+        self.waiting = 0  # items received and not yet admitted
         self._clock = clock
+        self._observers = observers
+        self._memory = memory
+        self._random = random or np.random.default_rng()
         self._peers: dict[bytes, Peer] = {}
         self._routes: dict[bytes, Peer] = {}
-        self._waiting: deque[Waiting] = deque()
-
-    @property
-    def codec(self) -> str:
-        """Of every payload."""
-        return "none" if self.run is None else self.run.codec
-
-    @property
-    def waiting(self) -> int:
-        """Items received and not yet admitted."""
-        return sum(len(entry.items) for entry in self._waiting)
+        self._waiting: dict[str, deque[Waiting]] = {}  # by table, so that none waits for another
 
     @property
     def peers(self) -> int:
@@ -125,30 +105,29 @@ class Shard:
     # -- the run -------------------------------------------------------------------------------------------------
 
     def open_run(self, run: Run) -> None:
-        """Serves `run` from now on. RefusedError: another run, a lower epoch, or other tables."""
-        for spec in run.tables:
-            if spec.sampler != "fifo":
-                raise RefusedError("table", f"table {spec.name!r}: sampler {spec.sampler!r} is not known; fifo is")
+        """Serves `run` from now on; what is in its tables stays. RefusedError: it cannot, and goes on as before."""
+        if len({spec.name for spec in run.tables}) < len(run.tables):
+            raise RefusedError("table", "two tables have the same name")
+        try:
+            for spec in run.tables:
+                check_spec(spec)
+        except ValueError as error:
+            raise RefusedError("table", str(error)) from error
         if self.run is not None:
-            if run.id != self.run.id:
-                raise RefusedError("run", f"this shard serves run {self.run.id}, not {run.id!r:.60}; restart it")
-            if run.epoch < self.run.epoch:
-                raise RefusedError("epoch", f"epoch {run.epoch} is over; this shard is at {self.run.epoch}")
-            if (run.schema, run.payload_bytes) != (self.run.schema, self.run.payload_bytes):
-                raise RefusedError("schema", "the payload schema of a run cannot change; restart the shard")
-            if run.codec != self.run.codec:
-                raise RefusedError(
-                    "codec", f"the codec of a run cannot change from {self.run.codec!r}; restart the shard"
-                )
-            if (run.window_items, run.window_bytes) != (self.run.window_items, self.run.window_bytes):
-                self._routes.clear()  # a resumed learner may have other windows: every actor is to ask for its own anew
+            run.check_follows(self.run)
+        if self._memory is not None:
+            check_budget(run, self._memory)
+        if self.run is not None and (run.window_items, run.window_bytes) != (
+            self.run.window_items,
+            self.run.window_bytes,
+        ):
+            self._routes.clear()  # a resumed learner may have other windows: every actor is to ask for its own anew
         for spec in run.tables:
-            table = self.tables.get(spec.name)
-            if table is None:
-                self.tables[spec.name] = FifoTable(spec.name, spec.max_items, spec.max_bytes, self._clock)
-            else:  # a resumed learner may have other limits
-                table.max_items, table.max_bytes = spec.max_items, spec.max_bytes
-                table.limiter.max_diff = float(spec.max_items)
+            if spec.name in self.tables:
+                self.tables[spec.name].reopen(spec)
+            else:
+                self.tables[spec.name] = make_table(spec, self._clock, self._random, self._observers)
+                self._waiting[spec.name] = deque()
         self.run = run
 
     def check_learner(self, run: str, epoch: int) -> Run:
@@ -183,7 +162,7 @@ class Shard:
             self.reconnects += 1
         if self._routes.get(peer.route) is peer:
             del self._routes[peer.route]
-        if hello.seq > peer.expected - peer.waiting_items:
+        if peer.waiting and hello.seq > peer.waiting[0].seq:
             # It gave up on what still waits here. That may yet be stored, but takes no room in its window any more.
             peer = Peer(route, peer.expected, peer.stored)
         self._peers[hello.actor] = peer  # the most recent last
@@ -205,7 +184,7 @@ class Shard:
             return self._refuse("malformed", "negative ticks or versions", count)
         if header.codec != self.run.codec:
             return self._refuse("malformed", f"codec {header.codec!r:.60}; the run's is {self.run.codec!r}", count)
-        if not (np.isfinite(header.priorities).all() and header.priorities.min() >= 0):
+        if not valid_priorities(header.priorities):
             return self._refuse("priority", "a priority is negative or not finite", count)
         table = self.tables.get(header.table)
         if table is None:
@@ -226,34 +205,51 @@ class Shard:
             return self._refuse(
                 "overflow", f"more than the window of {self.run.window_items} items is under way", count
             )
+        if known < count and (shortage := table.shortage(count - known, new_bytes)):
+            return self._refuse("budget", shortage, count)
         self.ledger.received += count
         self.ledger.duplicate += known
         if known == count:
             return Ack(peer.stored)
+        if not table.inserted and not self._waiting[table.name]:
+            self._tell_fit(table, new_bytes / (count - known))
         facts = (array[known:].tolist() for array in (header.new_ticks, header.versions, header.priorities))
-        self._waiting.append(Waiting(peer, table, list(map(Item, payloads[known:], *facts)), self._clock()))
-        peer.expected += count - known
-        peer.waiting_items += count - known
+        items = list(map(Item, payloads[known:], *facts))
+        entry = Waiting(peer, table, peer.expected, items, self._clock())
+        self._waiting[table.name].append(entry)
+        self.waiting += len(items)
+        peer.waiting.append(entry)
+        peer.expected += len(items)
+        peer.waiting_items += len(items)
         peer.waiting_bytes += new_bytes
         return None
 
     def admit(self) -> Iterator[Admitted]:
-        """Moves waiting items into their tables as far as the limiter allows, and yields them by message."""
-        while self._waiting:
-            entry = self._waiting[0]
-            count = entry.table.room(entry.items)
-            if count == 0:
-                return
-            admitted = Admitted(entry.peer, entry.items[:count], entry.received_at)
-            entry.items = entry.items[count:]
-            if not entry.items:
-                self._waiting.popleft()
-            entry.table.insert(admitted.items)
-            entry.peer.waiting_items -= count
-            entry.peer.waiting_bytes -= sum(len(item.payload) for item in admitted.items)
-            entry.peer.stored = entry.peer.expected - entry.peer.waiting_items
-            self.ledger.stored += count
-            yield admitted
+        """Moves waiting items into their tables as far as the limiters allow, and yields them by message."""
+        for queue in self._waiting.values():
+            while queue:
+                entry = queue[0]
+                count = entry.table.room(entry.items)
+                if count == 0:
+                    break
+                if count == len(entry.items):
+                    queue.popleft()
+                yield self._admit(entry, count)
+
+    def _admit(self, entry: Waiting, count: int) -> Admitted:
+        """Stores the first `count` items of an entry."""
+        peer, items = entry.peer, entry.items[:count]
+        entry.table.insert(items)
+        entry.items = entry.items[count:]
+        entry.seq += count
+        if not entry.items:
+            peer.waiting.remove(entry)  # nearly always the first
+        peer.waiting_items -= count
+        peer.waiting_bytes -= sum(len(item.payload) for item in items)
+        peer.stored = peer.waiting[0].seq if peer.waiting else peer.expected
+        self.waiting -= count
+        self.ledger.stored += count
+        return Admitted(peer, items, entry.received_at)
 
     def beat(self, route: bytes) -> Message:
         """A sign of life is answered with the state of affairs, so a lost reply heals itself."""
@@ -267,7 +263,10 @@ class Shard:
             return Reset(None)
         if peer.waiting_items:
             self.ledger.rejected["goodbye"] += peer.waiting_items
-            self._waiting = deque(entry for entry in self._waiting if entry.peer is not peer)
+            self.waiting -= peer.waiting_items
+            for entry in peer.waiting:
+                self._waiting[entry.table.name].remove(entry)
+            peer.waiting.clear()
             peer.waiting_items = peer.waiting_bytes = 0
         return Farewell(peer.stored)
 
@@ -278,6 +277,14 @@ class Shard:
     def malformed(self, error: MalformedError) -> Message:
         """Books a message that could not be read."""
         return self._refuse("malformed", str(error), 1)
+
+    def _tell_fit(self, table: Table, item_bytes: float) -> None:
+        """Says once what the first item of a table, which may be compressed, makes of its limits."""
+        fit = min(table.max_items, max(1, int(table.max_bytes / item_bytes)))
+        logger.info(
+            "table %s: its first items have %.0f bytes, so it will hold %d of them (max_items %d, max_bytes %d)",
+            *(table.name, item_bytes, fit, table.max_items, table.max_bytes),
+        )
 
     def _refuse(self, reason: str, detail: str, count: int) -> Message:
         self._reject(reason, count)

@@ -1,110 +1,84 @@
-"""A table of items. Payloads are opaque; ids are 64-bit, ever growing, and never reused."""
+"""What a table is to a shard, whichever way it is drawn from. Payloads are opaque; ids are 64-bit and never reused."""
 
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import repeat
-from typing import NamedTuple
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
 
 from headrace.wire.items import Item
+from headrace.wire.messages import Floats, Ints
+from headrace_replay.fifo import FifoTable
 from headrace_replay.limiter import RateLimiter
+from headrace_replay.sampled import SampledTable
+from headrace_replay.spec import FIFO, Clock, Draw, Observers, TableSpec, check_spec
+
+__all__ = ["Draw", "Observers", "Table", "TableSpec", "make_table"]
 
 
-@dataclass(frozen=True)
-class TableSpec:
-    """What OpenRun says about a table. The last four are those of uniform and prioritized ones."""
+class Table(Protocol):
+    """A table of items, guarded by the shard's lock. `insert` and `draw` must be allowed by `room`, `can_draw`."""
 
     name: str
     sampler: str
     max_items: int
     max_bytes: int
-    min_size: int = 0
-    samples_per_insert: float = 0.0
-    error_buffer: float = 0.0
-    priority_exponent: float = 0.0
-
-
-class Stored(NamedTuple):
-    """An item in a table, and when it came in (seconds of the table's clock)."""
-
-    id: int
-    item: Item
-    inserted_at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """What one sample request got: the items, the probability of each draw, and the table's size before it."""
-
-    stored: list[Stored]
-    probabilities: list[float]
-    table_size: int
-
-
-class FifoTable:
-    """A queue: items are drawn once each, oldest first, and leave when drawn.
-
-    Not thread-safe; the shard's lock guards it. `insert` and `draw` must be allowed by `room`, `can_draw`.
-    """
-
-    def __init__(self, name: str, max_items: int, max_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.name = name
-        self.max_items = max_items
-        self.max_bytes = max_bytes
-        self.limiter = RateLimiter.queue(max_items)
-        self.nbytes = 0
-        self.removed: Counter[str] = Counter()
-        self._clock = clock
-        self._next_id = 1
-        self._items: deque[Stored] = deque()
-
-    def __len__(self) -> int:
-        return len(self._items)
+    limiter: RateLimiter
+    nbytes: int  # of the payloads in it
+    removed: Counter[str]  # by reason
 
     @property
     def inserted(self) -> int:
-        return self.limiter.inserts
+        """Items, since the start."""
 
     @property
     def sampled(self) -> int:
-        return self.limiter.samples
+        """Items, each time anew."""
+
+    def __len__(self) -> int: ...
+
+    def reopen(self, spec: TableSpec) -> None:
+        """Takes other limits, of the same sampler, and keeps the items."""
+
+    def shortage(self, count: int, nbytes: int) -> str | None:
+        """Why nothing could be drawn if items like these `count` of `nbytes` came in; None if it could."""
 
     def room(self, items: Sequence[Item]) -> int:
-        """How many of `items`, from the first on, may be inserted now: by the limiter, and by bytes.
-
-        An item larger than the whole table is let into an empty one.
-        """
-        nbytes = sum(len(item.payload) for item in items)
-        if self.nbytes + nbytes <= self.max_bytes and self.limiter.can_insert(len(items)):
-            return len(items)
-        nbytes = self.nbytes
-        for count, item in enumerate(items):
-            nbytes += len(item.payload)
-            fits = nbytes <= self.max_bytes or (not self._items and count == 0)
-            if not fits or not self.limiter.can_insert(count + 1):
-                return count
-        return len(items)
+        """How many of `items`, from the first on, may be inserted now."""
 
     def insert(self, items: Sequence[Item]) -> None:
-        """Appends items, numbered on."""
-        count = len(items)
-        self._items.extend(map(Stored, range(self._next_id, self._next_id + count), items, repeat(self._clock())))
-        self._next_id += count
-        self.nbytes += sum(len(item.payload) for item in items)
-        self.limiter.inserts += count
+        """Takes items in, numbered on."""
+
+    def too_many(self, count: int) -> str | None:
+        """Why `count` items can never be drawn at once; None if they can."""
 
     def can_draw(self, count: int) -> bool:
-        return len(self._items) >= count and self.limiter.can_sample(count)
+        """Whether `count` items may be drawn now."""
 
     def draw(self, count: int) -> Draw:
-        """Takes the `count` oldest items out. Each was drawn with certainty."""
-        size = len(self._items)
-        stored = [self._items.popleft() for _ in range(count)]
-        self.nbytes -= sum(len(entry.item.payload) for entry in stored)
-        self.limiter.samples += count
-        self.limiter.deletes += count
-        self.removed["sampled"] += count
-        return Draw(stored, [1.0] * count, size)
+        """Draws `count` items."""
+
+    def update(self, ids: Ints, priorities: Floats) -> int:
+        """Gives the items that are still there new priorities; returns how many those are."""
+
+    def effective_share(self) -> float:
+        """(Σ w)² / (N Σ w²) of the weights by which it draws: 1 if they are equal, 1/N if one item has all weight."""
+
+
+def make_table(
+    spec: TableSpec,
+    clock: Clock = time.monotonic,
+    random: np.random.Generator | None = None,
+    observers: Observers | None = None,
+) -> Table:
+    """An empty table. ValueError says what is wrong with `spec`.
+
+    clock: in seconds; random: what uniform and prioritized tables draw by; a fresh one if there is none.
+    """
+    check_spec(spec)
+    if spec.sampler == FIFO:
+        return FifoTable(spec.name, spec.max_items, spec.max_bytes, clock)
+    return SampledTable(spec, clock, random or np.random.default_rng(), observers or Observers())
