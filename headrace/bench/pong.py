@@ -8,7 +8,7 @@ from headrace.bench.replay_load import Rows
 from headrace.errors import ConfigError
 
 HEIGHT = WIDTH = 84
-_ENVS = 16
+_ENVS = 8
 _SEED = 1
 _STICKY = 0.25  # probability that the last action is repeated (Machado et al. 2018)
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from headrace.bench.arguments import ReplayArgs
 from headrace.bench.pong import pong_sequences
-from headrace.bench.processes import Children
+from headrace.bench.processes import Children, Interpreter
 from headrace.bench.replay_headrace import start_headrace
 from headrace.bench.replay_load import FIFO, Load, Pool, Rows
 from headrace.bench.replay_reverb import reverb_interpreter, start_reverb
@@ -28,7 +28,7 @@ from headrace.errors import ComponentLost
 from headrace.launch import Ports
 
 SLICES = 5  # of each system
-WARM_UP_SHARE = 0.25  # of a slice, before it: the rate limiter's slack is used up, and caches are filled
+WARM_UP_SHARE = 0.5  # of a slice, before it: the rate limiter's slack is used up, and caches are filled
 POOL_BYTES = 128 << 20  # of items that are fed again and again: more than caches hold
 MAX_POOL = 1024  # items
 
@@ -45,25 +45,27 @@ _LONGEST_NAME = "Headrace, none : Reverb"
 
 def bench_replay(args: ReplayArgs) -> int:
     """Runs the benchmark and prints its figures; returns the exit code."""
-    loads = [_compare(args, load) for load in args.loads]
+    with ExitStack() as stack:
+        interpreter = stack.enter_context(reverb_interpreter(args.reverb)) if args.reverb else None
+        loads = [_compare(args, load, interpreter) for load in args.loads]
     table = _alone(args) if args.table_items else None
     if args.json:  # what is not intact has no figures
         print_json({"seconds": args.seconds, "loads": loads, "table": table, "intact": True})
     return 0
 
 
-def _compare(args: ReplayArgs, load: Load) -> Figures:
+def _compare(args: ReplayArgs, load: Load, reverb: Interpreter | None) -> Figures:
     """All systems under one load, from their start to their end."""
+    items = _items(args, load)
     report = Report(_title(load), ("", *_COLUMNS), as_json=args.json, widest=_LONGEST_NAME)
     with ExitStack() as stack:
-        interpreter = stack.enter_context(reverb_interpreter(args.reverb)) if args.reverb else None
         pool = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-bench-"))) / "pool.npy"
-        Pool.write(pool, _items(args, load), schema_of(load.shape).payload_bytes)
+        Pool.write(pool, items, schema_of(load.shape).payload_bytes)
         ports = Ports()
         stack.callback(ports.close)
         children = stack.enter_context(Children())
         ours = [start_headrace(children, load, codec, pool, ports) for codec in args.codecs]
-        peers = [start_reverb(children, load, interpreter, pool)] if interpreter else []
+        peers = [start_reverb(children, load, reverb, pool)] if reverb else []
         measured = _measure([*ours, *peers], children, args.seconds)
     rows = []
     for system in (*ours, *peers):

@@ -146,13 +146,12 @@ def test_a_table_names_what_its_columns_are(tmp_path: Path) -> None:
 
 
 def test_the_tables_of_replay_say_what_is_compressed_and_how(tmp_path: Path) -> None:
-    with running(tmp_path, PONG) as command:
+    with running(tmp_path, [*REPLAY, "--payload-bytes", "4096", "--samples-per-insert", "0.5"]) as command:
         assert command.wait() == 0, command.process.text()
-        title, _, *rows = command.output()
-        assert title == (
-            "items of 4x84x84 bytes, 1 feeding 16 at a time, batches of 8, prioritized, 1 samples per insert"
-        )
-        assert [row.split()[:2] for row in rows] == [["Headrace,", "lz4"], ["Headrace,", "none"]]
+        title, _, lz4, none, alone, _, _ = command.output()
+        assert title == "items of 4096 bytes, 1 feeding 8 at a time, batches of 12, prioritized, 0.5 samples per insert"
+        assert [row.split()[:2] for row in (lz4, none)] == [["Headrace,", "lz4"], ["Headrace,", "none"]]
+        assert alone.startswith("the table alone: 2,000 items, prioritized, batches of 512")
 
 
 # -- ends that were not planned ----------------------------------------------------------------------------------------
