@@ -197,8 +197,15 @@ class Launcher:
         self._handover.cleanup()
 
     def _shard(self, name: str, address: str) -> Child:
+        """A shard's process. Several share the memory that one would have."""
+        from headrace_replay.memory import memory_limit
+
         items, samples = self._ports.take(), self._ports.take()
-        return self._child(name, f"headrace_replay --bind {address} --items-port {items} --samples-port {samples}")
+        child = self._child(name, f"headrace_replay --bind {address} --items-port {items} --samples-port {samples}")
+        shards = self._config.replay.shards
+        if shards > 1:
+            child.arguments += ["--memory-bytes", str(memory_limit().nbytes // shards)]
+        return child
 
     def _child(self, name: str, command: str) -> Child:
         arguments = [*command.split(), "--metrics-bind", f"127.0.0.1:{self._ports.take()}"]

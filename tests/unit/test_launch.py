@@ -11,6 +11,7 @@ import pytest
 from headrace.config import load_config
 from headrace.launch import Child, Launcher
 from headrace.service_args import TrainOptions, parse_learner, parse_replay
+from headrace_replay.memory import memory_limit
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 TELLS = """
@@ -50,6 +51,8 @@ def test_a_run_has_as_many_replay_processes_as_it_has_shards_and_the_learner_is_
     try:
         assert [(child.name, child.log.name) for child in launcher._replay] == [(name, f"{name}.log") for name in names]
         replays = [parse_replay(child.arguments[1:], {}) for child in launcher._replay]
+        memory = [replay.memory_bytes for replay in replays]
+        assert memory == ([None] if shards == 1 else [memory_limit().nbytes // shards] * shards)
         learner = parse_learner(launcher._learner.arguments[1:], {})
         assert list(learner.replay) == [replay.bind for replay in replays]
         assert learner.config == config

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-from headrace.errors import ComponentLost
+from headrace.errors import ComponentLost, ConfigError
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.wire import sockets
 from headrace.wire.compression import compress
@@ -225,7 +225,7 @@ def test_items_of_a_shard_that_gave_more_of_the_batch_count_for_less_each() -> N
 
 
 def test_new_priorities_go_to_the_shard_and_boot_that_each_item_came_from() -> None:
-    with loading(shards=2, batch_size=4) as (loader, shards):
+    with loading(shards=2, batch_size=4, prioritized=True) as (loader, shards):
         for round_, values in enumerate(([0.5, 1.5, 2.5, 3.5], [4.0, 5.0, 6.0, 7.0])):
             for number, shard in enumerate(shards):
                 shard.answer([10 * number + 1, 10 * number + 2], boot=100 * round_ + number)
@@ -247,7 +247,7 @@ def test_an_item_that_cannot_be_trained_on_is_given_the_priority_zero() -> None:
     def seven(views: Any, new_ticks: Any) -> Any:
         return views["number"] == 7
 
-    with loading(shards=1, batch_size=3, malformed=seven) as (loader, (shard,)):
+    with loading(shards=1, batch_size=3, malformed=seven, prioritized=True) as (loader, (shard,)):
         shard.answer([6, 7, 8])
         batch = loader.next(5.0)
         assert numbers(batch) == [6, 0, 8]
@@ -310,6 +310,25 @@ def test_in_the_end_what_was_drawn_and_not_trained_on_is_discarded_half_a_batch_
         loader.finish(0.0)
         assert (loader.ledger.drawn, loader.ledger.queued) == (8, 0)
         assert dict(loader.ledger.discarded) == {"stopped": 4}
+
+
+def test_a_table_that_draws_without_priorities_is_told_none() -> None:
+    with loading(shards=1, batch_size=2) as (loader, (shard,)):
+        shard.answer([1, 2])
+        assert loader.next(5.0) is not None
+        loader.prioritize(np.array([1.0, 2.0]))
+        shard.until_asked()
+        shard.answer([3, 4])
+        assert loader.next(5.0) is not None
+        shard.until_asked()
+        assert shard.told == []
+
+
+def test_a_request_that_can_never_be_answered_ends_the_learner_in_the_shards_words() -> None:
+    with loading(shards=2, batch_size=2) as (loader, (_, other)):
+        other.say(Refused("budget", "2 x error_buffer 3 is below 8 items"))
+        with pytest.raises(ConfigError, match="2 x error_buffer 3 is below 8 items"):
+            loader.next(5.0)
 
 
 def test_a_shard_that_serves_a_later_start_of_the_run_ends_this_one() -> None:

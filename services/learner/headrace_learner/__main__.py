@@ -108,6 +108,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         if not replay.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return
         definition.opened.set_result(Opened(schema, [link.items_address for link in replay.shards]))
+        settings = settings_of(config)
         source = Source(
             addresses=[link.samples_address for link in replay.shards],
             run=folder.run,
@@ -116,7 +117,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             batch_size=config.learner.batch_size,
             prefetch=config.learner.prefetch,
             codec=config.replay.codec,
-            importance_exponent=settings_of(config).importance_exponent,
+            prioritized=settings.sampler == "prioritized",
+            importance_exponent=settings.importance_exponent,
         )
         check = partial(malformed, num_actions=spaces.action.n)
         loader = Loader(source, schema, metrics, check, pinned=device.type == "cuda")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from headrace.wire.messages import Floats, Ints
 
@@ -19,3 +20,9 @@ def importance_weights(probabilities: Floats, shards: Ints, items: int, exponent
     q = drawn / len(shards) * probabilities
     weights: Floats = (items * q) ** -exponent
     return weights
+
+
+def relative(weights: Floats) -> npt.NDArray[np.float32]:
+    """Weights [n] divided by their maximum, so that they only ever make an update smaller. float32 [n]."""
+    scaled: npt.NDArray[np.float32] = (weights / weights.max()).astype(np.float32)
+    return scaled

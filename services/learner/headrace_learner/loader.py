@@ -28,7 +28,7 @@ from headrace.wire import sockets
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import Batch, Floats, Ints
 from headrace.wire.payload import Buffer, PayloadSchema
-from headrace_learner.importance import importance_weights
+from headrace_learner.importance import importance_weights, relative
 from headrace_learner.ledgers import LearnerLedger
 from headrace_learner.shard_requests import Drawing, ShardRequests
 
@@ -48,6 +48,7 @@ class Source:
     batch_size: int  # a multiple of the number of shards
     prefetch: int
     codec: str = "none"
+    prioritized: bool = False  # whether the table draws by priorities, and is to be told new ones
     importance_exponent: float | None = None  # None: all items count alike
 
 
@@ -123,7 +124,7 @@ class Loader:
     def next(self, timeout_s: float) -> LoadedBatch | None:
         """The next batch, or None if there was none in time. It is valid until the next call.
 
-        Raises ComponentLost if a shard serves a later start of this run.
+        Raises ComponentLost if a shard serves a later start of this run, ConfigError if it can never give a batch.
         """
         if self._full:
             self._begin()
@@ -133,10 +134,12 @@ class Loader:
         return self._loaded()
 
     def prioritize(self, priorities: Floats) -> None:
-        """Tells new priorities [B] of the last batch's items to the shards that they came from.
+        """Tells new priorities [B] of the last batch's items to the shards that they came from, if these go by them.
 
         An item that cannot be trained on gets 0, so that it is not drawn again.
         """
+        if not self._source.prioritized:
+            return
         priorities = np.where(self._wrong, 0.0, priorities)
         for chunk in self._chunks:
             header = chunk.header
@@ -271,9 +274,7 @@ class Loader:
         sizes = {number: shard.table_size for number, shard in enumerate(self._shards) if shard.live}
         sizes |= {chunk.shard: chunk.header.table_size for chunk in self._chunks}
         shards = np.repeat([chunk.shard for chunk in self._chunks], self._chunk_size)
-        weights = importance_weights(self._gather("probabilities"), shards, sum(sizes.values()), exponent)
-        scaled: npt.NDArray[np.float32] = (weights / weights.max()).astype(np.float32)
-        return scaled
+        return relative(importance_weights(self._gather("probabilities"), shards, sum(sizes.values()), exponent))
 
     def _gather(self, name: str) -> npt.NDArray[Any]:
         """One field of the headers, over the batch [B]."""

@@ -41,7 +41,7 @@ def open_request(run: str, epoch: int, config: RunConfig, schema: PayloadSchema)
     """What each shard is told of the run. ConfigError if its table could never hold what has to be in it."""
     replay, settings = config.replay, settings_of(config)
     if replay.codec == "none":
-        _check_bytes(settings, config, schema.payload_bytes)
+        check_bytes(settings, config, schema.payload_bytes)
     table = replay_pb2.Table(
         name=UNROLLS,
         sampler=settings.sampler,
@@ -65,8 +65,8 @@ def open_request(run: str, epoch: int, config: RunConfig, schema: PayloadSchema)
     )
 
 
-def _check_bytes(settings: TableSettings, config: RunConfig, payload_bytes: int) -> None:
-    """Of uncompressed items: compressed, nobody knows beforehand."""
+def check_bytes(settings: TableSettings, config: RunConfig, payload_bytes: int) -> None:
+    """ConfigError if a table would not hold what is drawn from, uncompressed. (Compressed, nobody knows beforehand.)"""
     needed = max(settings.draw, settings.min_size)
     if settings.max_bytes >= needed * payload_bytes:
         return
@@ -94,7 +94,7 @@ class ReplayLink:
         self._request: replay_pb2.OpenRunRequest
         self._lock = threading.Lock()
         self._boot: int | None = None
-        self._past = ReplayLedger()
+        self._past: dict[int, ReplayLedger] = {}  # what boots that died told last
         self._now = ReplayLedger()
         self._answered = False
 
@@ -144,8 +144,9 @@ class ReplayLink:
         """Over all boots of this epoch, as of the last look."""
         with self._lock:
             total = ReplayLedger()
-            total.add(self._past)
             total.add(self._now)
+            for boot, last in self._past.items():  # what it had sent may still arrive
+                total.add(last.closed(self._drawn_from(boot)))
             return total
 
     def close(self) -> None:
@@ -157,9 +158,8 @@ class ReplayLink:
             return False
         with self._lock:
             if self._boot is not None and reply.boot != self._boot:
-                dead = self._now.closed(self._drawn_from(self._boot))
-                self._metrics.items_lost_at_restart.inc(dead.lost_at_restart)
-                self._past.add(dead)
+                self._metrics.items_lost_at_restart.inc(self._now.present)
+                self._past[self._boot] = self._now
                 self._now = ReplayLedger()
             self._boot = reply.boot
         items, samples = (str(Address(self.address.host, port)) for port in (reply.items_port, reply.samples_port))

@@ -10,7 +10,7 @@ from typing import Any
 
 import zmq
 
-from headrace.errors import ComponentLost
+from headrace.errors import ComponentLost, ConfigError
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.labels import Peer
 from headrace.telemetry.logs import warn_every
@@ -108,6 +108,7 @@ class ShardRequests:
         """The header of the next batch that arrived; None if there is none now.
 
         Its payloads are to be received from `socket` next. ComponentLost: the shard serves a later start of this run.
+        ConfigError: it can never give what is asked for.
         """
         while (frame := sockets.receive_header(self.socket)) is not None:
             self._heard_at = time.monotonic()
@@ -148,6 +149,8 @@ class ShardRequests:
     def _refused(self, refused: Refused) -> None:
         if refused.reason == "epoch":
             raise ComponentLost(f"replay serves another start of this run: {refused.detail}")
+        if refused.reason == "budget":  # no such request can ever be answered
+            raise ConfigError(f"replay at {self._address} cannot give what it is asked for: {refused.detail}")
         warn_every(
             logger, refused.reason, 5, "replay at %s refused what it was asked: %s", self._address, refused.detail
         )
