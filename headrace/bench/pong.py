@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from headrace.bench.replay_load import Rows
 from headrace.errors import ConfigError
+from headrace.wire.payload import Buffer
 
 HEIGHT = WIDTH = 84
 _ENVS = 8
@@ -13,7 +13,7 @@ _SEED = 1
 _STICKY = 0.25  # probability that the last action is repeated (Machado et al. 2018)
 
 
-def pong_sequences(count: int, length: int) -> Rows:
+def pong_sequences(count: int, length: int) -> Buffer:
     """[count, length, 84, 84] grey frames of a random policy, always the same; no frame is in two sequences.
 
     Four emulated frames a tick, of the last two the larger pixel. ConfigError if ale-py is missing.

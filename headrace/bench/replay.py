@@ -18,14 +18,14 @@ from headrace.bench.arguments import ReplayArgs
 from headrace.bench.pong import pong_sequences
 from headrace.bench.processes import Children, Interpreter
 from headrace.bench.replay_headrace import start_headrace
-from headrace.bench.replay_load import FIFO, Load, Pool, Rows
+from headrace.bench.replay_load import FIFO, Load, Pool
 from headrace.bench.replay_reverb import reverb_interpreter, start_reverb
-from headrace.bench.replay_run import schema_of
 from headrace.bench.replay_systems import Figures, Measured, System
 from headrace.bench.replay_table import measure_table
 from headrace.bench.report import Report, print_json
 from headrace.errors import ComponentLost
 from headrace.launch import Ports
+from headrace.wire.payload import Buffer
 
 SLICES = 5  # of each system
 WARM_UP_SHARE = 0.5  # of a slice, before it: the rate limiter's slack is used up, and caches are filled
@@ -59,8 +59,8 @@ def _compare(args: ReplayArgs, load: Load, reverb: Interpreter | None) -> Figure
     items = _items(args, load)
     report = Report(_title(load), ("", *_COLUMNS), as_json=args.json, widest=_LONGEST_NAME)
     with ExitStack() as stack:
-        pool = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-bench-"))) / "pool.npy"
-        Pool.write(pool, items, schema_of(load.shape).payload_bytes)
+        pool = Path(stack.enter_context(TemporaryDirectory(prefix="headrace-bench-"))) / "pool"
+        Pool.write(pool, load.schema, items)
         ports = Ports()
         stack.callback(ports.close)
         children = stack.enter_context(Children())
@@ -121,7 +121,7 @@ def _alone(args: ReplayArgs) -> Figures:
     return figures
 
 
-def _items(args: ReplayArgs, load: Load) -> Rows:
+def _items(args: ReplayArgs, load: Load) -> Buffer:
     """[K, *shape]: sequences of Pong, or random bytes."""
     count = min(max(POOL_BYTES // load.item_bytes, load.items_per_message), MAX_POOL)
     if args.pong:

@@ -9,8 +9,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.bench.processes import START_S, Parent, run_child
 from headrace.bench.replay_child import Tally, all_among, work
-from headrace.bench.replay_load import IN_FLIGHT, PRIORITIZED, Load, Pool, random_priorities
-from headrace.bench.replay_run import ARRAY, EPOCH, RUN, schema_of
+from headrace.bench.replay_load import ARRAY, EPOCH, IN_FLIGHT, PRIORITIZED, RUN, Load, Pool, random_priorities
 from headrace.errors import ComponentLost
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.wire.messages import UNROLLS
@@ -21,7 +20,8 @@ _KEEP_ALIVE_S = 0.1
 
 
 def main(parent: Parent) -> None:
-    load, pool = Load.from_facts(parent.parameters["load"]), Pool(Path(parent.parameters["pool"]))
+    load = Load.from_facts(parent.parameters["load"])
+    pool = Pool(Path(parent.parameters["pool"]), load.schema)
     source = Source(
         addresses=[parent.parameters["address"]],
         run=RUN,
@@ -30,20 +30,20 @@ def main(parent: Parent) -> None:
         batch_size=load.batch_size,
         prefetch=IN_FLIGHT,
         codec=parent.parameters["codec"],
+        prioritized=load.sampler == PRIORITIZED,
         importance_exponent=IMPORTANCE_EXPONENT if load.sampler == PRIORITIZED else None,
     )
     tally, random = Tally(), np.random.default_rng(parent.parameters["seed"])
 
     def draw() -> None:
-        loader = Loader(source, schema_of(load.shape), LearnerMetrics(CollectorRegistry()))
+        loader = Loader(source, load.schema, LearnerMetrics(CollectorRegistry()))
         while True:
             batch = loader.next(START_S)
             if batch is None:
                 raise ComponentLost(f"replay had no batch within {START_S:.0f} s")
             if not tally.items:
-                parent.tell(intact=all_among(batch.views[ARRAY], pool.items(load.shape)))
-            if load.sampler == PRIORITIZED:
-                loader.prioritize(random_priorities(random, load.batch_size))
+                parent.tell(intact=all_among(batch.views[ARRAY], pool.items))
+            loader.prioritize(random_priorities(random, load.batch_size))
             tally.items += load.batch_size
             while not tally.going.wait(_KEEP_ALIVE_S):
                 loader.ask()

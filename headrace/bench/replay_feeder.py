@@ -12,8 +12,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.bench.processes import Parent, run_child
 from headrace.bench.replay_child import Tally, work
-from headrace.bench.replay_load import Load, Pool, random_priorities
-from headrace.bench.replay_run import RUN, schema_of
+from headrace.bench.replay_load import RUN, Load, Pool, random_priorities
 from headrace.telemetry.catalogue import ActorMetrics
 from headrace.wire.items import Item
 from headrace.wire.messages import UNROLLS
@@ -23,13 +22,14 @@ PATIENCE_S = 60.0  # for a shard that is away
 
 
 def main(parent: Parent) -> None:
-    load, pool = Load.from_facts(parent.parameters["load"]), Pool(Path(parent.parameters["pool"]))
+    load = Load.from_facts(parent.parameters["load"])
+    pool = Pool(Path(parent.parameters["pool"]), load.schema)
     introduction = Introduction(
         address=parent.parameters["address"],
         run=RUN,
         actor=os.urandom(16),
         lease=0,
-        schema=schema_of(load.shape).hash,
+        schema=load.schema.hash,
         table=UNROLLS,
         patience_s=PATIENCE_S,
         codec=parent.parameters["codec"],

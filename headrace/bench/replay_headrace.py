@@ -8,8 +8,7 @@ from pathlib import Path
 import grpc
 
 from headrace.bench.processes import START_S, Children
-from headrace.bench.replay_load import FIFO, PRIORITY_EXPONENT, Load
-from headrace.bench.replay_run import EPOCH, RUN, schema_of
+from headrace.bench.replay_load import EPOCH, FIFO, PRIORITY_EXPONENT, RUN, Load
 from headrace.bench.replay_systems import System
 from headrace.errors import ComponentLost
 from headrace.launch import Ports
@@ -42,7 +41,7 @@ def start_headrace(children: Children, load: Load, codec: str, pool: Path, ports
 
 def _request(load: Load, codec: str) -> replay_pb2.OpenRunRequest:
     """A run whose windows and tables are large enough for payloads that cannot be compressed."""
-    schema = schema_of(load.shape)
+    schema = load.schema
     most = bound(schema.payload_bytes)
     table = replay_pb2.Table(
         name=UNROLLS, sampler=load.sampler, max_items=load.max_items, max_bytes=load.max_items * most

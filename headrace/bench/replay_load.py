@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from headrace.wire.payload import ArraySpec, Buffer, PayloadSchema
+
+RUN, EPOCH = "bench", 1  # that a shard of Headrace is opened for
+ARRAY = "array"  # the one field of an item
+
 PRIORITIZED, UNIFORM, FIFO = "prioritized", "uniform", "fifo"
 SAMPLERS = (PRIORITIZED, UNIFORM, FIFO)
 
 IN_FLIGHT = 2  # messages of a feeder that are not stored yet, and batches that the drawer has asked for ahead
 PRIORITY_EXPONENT = 0.9  # R2D2's
 LEAST_PRIORITY = 0.01  # of those drawn at random, up to 1
-
-Rows = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,11 @@ class Load:
         return 2 * self.batch_size + self.samples_per_insert
 
     @property
+    def schema(self) -> PayloadSchema:
+        """Of an item's payload."""
+        return PayloadSchema({ARRAY: ArraySpec("|u1", self.shape)})
+
+    @property
     def item_bytes(self) -> int:
         return math.prod(self.shape)
 
@@ -67,23 +75,25 @@ class Load:
 
 
 class Pool:
-    """The items that are fed, one after the other and then again: a file that all feeders map into their memory.
+    """The items that are fed, one after the other and then again: a file of payloads that all feeders map into memory.
 
-    rows: [K, row_bytes]; an item is the first bytes of its row, and zeros follow.
+    rows: [K, payload_bytes].
     """
 
-    def __init__(self, path: Path) -> None:
-        self.rows: Rows = np.load(path, mmap_mode="r")
+    def __init__(self, path: Path, schema: PayloadSchema) -> None:
+        self._schema = schema
+        self.rows: Buffer = np.memmap(path, np.uint8, mode="r").reshape(-1, schema.payload_bytes)
 
-    def items(self, shape: tuple[int, ...]) -> list[Rows]:
-        """A view of each item."""
-        return [row[: math.prod(shape)].reshape(shape) for row in self.rows]
+    @property
+    def items(self) -> npt.NDArray[np.uint8]:
+        """[K, *shape], without a copy."""
+        return self._schema.views(self.rows)[ARRAY]
 
     @staticmethod
-    def write(path: Path, items: Rows, row_bytes: int) -> None:
-        """Of `items` [K, *shape], in rows of so many bytes."""
-        rows = np.lib.format.open_memmap(path, mode="w+", dtype=np.uint8, shape=(len(items), row_bytes))
-        rows[:, : items[0].size] = items.reshape(len(items), -1)
+    def write(path: Path, schema: PayloadSchema, items: npt.NDArray[np.uint8]) -> None:
+        """Of `items` [K, *shape]."""
+        rows = np.memmap(path, np.uint8, mode="w+", shape=(len(items), schema.payload_bytes))
+        schema.views(rows)[ARRAY][:] = items
         rows.flush()
 
 

@@ -14,12 +14,13 @@ import tensorflow as tf
 
 from headrace.bench.processes import Parent, run_child
 from headrace.bench.replay_child import Tally, all_among, work
-from headrace.bench.replay_load import IN_FLIGHT, PRIORITIZED, Load, Pool, random_priorities
-from headrace.bench.reverb_server import ARRAY, TABLE
+from headrace.bench.replay_load import ARRAY, IN_FLIGHT, PRIORITIZED, Load, Pool, random_priorities
+from headrace.bench.reverb_server import TABLE
 
 
 def main(parent: Parent) -> None:
-    load, pool = Load.from_facts(parent.parameters["load"]), Pool(Path(parent.parameters["pool"]))
+    load = Load.from_facts(parent.parameters["load"])
+    pool = Pool(Path(parent.parameters["pool"]), load.schema)
     address, tally, random = parent.parameters["address"], Tally(), np.random.default_rng(parent.parameters["seed"])
 
     def draw() -> None:
@@ -34,7 +35,7 @@ def main(parent: Parent) -> None:
         batches = dataset.batch(load.batch_size, drop_remainder=True).prefetch(1)
         for sample in batches.as_numpy_iterator():
             if not tally.items:
-                parent.tell(intact=all_among(sample.data[ARRAY], pool.items(load.shape)))
+                parent.tell(intact=all_among(sample.data[ARRAY], pool.items))
             if load.sampler == PRIORITIZED:
                 priorities = random_priorities(random, load.batch_size)
                 updates = dict(zip(sample.info.key.tolist(), priorities.tolist(), strict=True))

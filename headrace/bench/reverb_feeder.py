@@ -15,18 +15,19 @@ import reverb
 
 from headrace.bench.processes import Parent, run_child
 from headrace.bench.replay_child import Tally, work
-from headrace.bench.replay_load import Load, Pool, random_priorities
-from headrace.bench.reverb_server import ARRAY, TABLE
+from headrace.bench.replay_load import ARRAY, Load, Pool, random_priorities
+from headrace.bench.reverb_server import TABLE
 
 
 def main(parent: Parent) -> None:
-    load, pool = Load.from_facts(parent.parameters["load"]), Pool(Path(parent.parameters["pool"]))
+    load = Load.from_facts(parent.parameters["load"])
+    pool = Pool(Path(parent.parameters["pool"]), load.schema)
     tally, random = Tally(), np.random.default_rng(parent.parameters["seed"])
 
     def feed() -> None:
         writer = reverb.Client(parent.parameters["address"]).trajectory_writer(num_keep_alive_refs=1)
         writer.configure((ARRAY,), num_keep_alive_refs=1, max_chunk_length=1)
-        items = cycle(pool.items(load.shape))
+        items = cycle(pool.items)
         while True:
             for priority in random_priorities(random, load.items_per_message).tolist():
                 writer.append({ARRAY: next(items)})

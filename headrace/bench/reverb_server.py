@@ -6,9 +6,9 @@ import reverb
 import tensorflow as tf
 
 from headrace.bench.processes import Parent, run_child
-from headrace.bench.replay_load import FIFO, PRIORITIZED, PRIORITY_EXPONENT, Load
+from headrace.bench.replay_load import ARRAY, FIFO, PRIORITIZED, PRIORITY_EXPONENT, Load
 
-TABLE, ARRAY = "sequences", "array"
+TABLE = "sequences"
 
 
 def main(parent: Parent) -> None:

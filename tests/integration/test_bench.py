@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from command import Command, running
-from harness import START_S, until
+from harness import START_S, metric, until
 
 WIRE = ["bench", "wire", "--seconds", "0.5", "--shape", "8,8,2", "--length", "5", "--items-per-message", "3"]
 REPLAY = ["bench", "replay", "--seconds", "0.5", "--payload-bytes", "64,4096", "--items-per-message", "8",
@@ -78,6 +78,21 @@ def test_replay_draws_intact_items_of_each_size_with_each_codec_as_often_as_it_i
             assert system["bytes_out_per_item"] > 0.9 * load["item_bytes"]  # random: it cannot be compressed
     assert_positive(found["table"], "draw_us", "update_us", "draw_and_update_us")
     assert (found["table"]["items"], found["table"]["batch_size"]) == (2000, 512)
+
+
+def test_items_that_were_drawn_get_new_priorities(tmp_path: Path) -> None:
+    with running(tmp_path, [*REPLAY, "--codec", "lz4", "--seconds", ENDLESS_S]) as command:
+        words = command.child("replay").cmdline()
+        port = int(words[words.index("--metrics-bind") + 1].rpartition(":")[2])
+
+        def applied() -> bool:
+            assert command.process.running, command.process.text()
+            try:
+                return metric(port, "headrace_replay_priorities_applied_total") > 1000
+            except OSError:  # it is still starting
+                return False
+
+        until(applied, "new priorities", START_S)
 
 
 def test_a_fifo_hands_each_item_out_once(tmp_path: Path) -> None:

@@ -33,9 +33,9 @@ def test_a_load_survives_json() -> None:
 
 def test_the_items_of_a_pool_are_those_that_were_written_and_their_rows_end_in_zeros(tmp_path: Path) -> None:
     items = np.random.default_rng(1).integers(1, 256, (4, *LOAD.shape), np.uint8)
-    Pool.write(tmp_path / "pool.npy", items, row_bytes=64)
-    pool = Pool(tmp_path / "pool.npy")
-    np.testing.assert_array_equal(np.stack(pool.items(LOAD.shape)), items)
+    Pool.write(tmp_path / "pool", LOAD.schema, items)
+    pool = Pool(tmp_path / "pool", LOAD.schema)
+    np.testing.assert_array_equal(pool.items, items)
     assert pool.rows.shape == (4, 64)
     assert not pool.rows[:, LOAD.item_bytes :].any()
 
