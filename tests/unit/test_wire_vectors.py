@@ -227,6 +227,15 @@ def test_the_second_implementation_computes_the_same_layout_and_writes_the_same_
     assert codec.packed_version(1, 8) == UNROLL["version"]
 
 
+@pytest.mark.parametrize("size", [1, 14, 15, 16, 269, 270, 271, 832, 70_000])
+def test_the_second_implementation_sends_a_payload_as_a_block_of_literals_that_is_read_as_it_was(size: int) -> None:
+    payload, row = bytes(number % 251 for number in range(size)), np.zeros(size, np.uint8)
+    frame = codec.lz4_block(payload)
+    assert len(frame) <= bound(size)
+    decompress_into(frame, row)
+    assert row.tobytes() == payload
+
+
 # -- weights and gRPC ------------------------------------------------------------------------------------------------
 
 BLOB = bytes.fromhex(WEIGHTS["blob"])
