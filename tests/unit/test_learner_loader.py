@@ -131,8 +131,9 @@ def test_so_many_batches_are_asked_for_while_one_is_trained_on(
     shards: int, prefetch: int, during: int, after: int
 ) -> None:
     with loading(shards, batch_size=shards, prefetch=prefetch) as (loader, fakes):
-        for fake in fakes:
+        for fake, requests in zip(fakes, loader._shards, strict=True):
             fake.answer([10])
+            assert requests.socket.poll(5000)  # all have answered: none is asked again to make up for another
         assert loader.next(5.0) is not None
         assert [requests.outstanding for requests in loader._shards] == [during] * shards
         loader.ask()

@@ -28,7 +28,7 @@ from headrace.rpc.chunks import Assembler, Blob, ChunkError, split
 from headrace.rpc.v1 import learner_pb2, replay_pb2
 from headrace.unroll import UnrollWriter, pack_version, subtree, unroll_schema
 from headrace.wire import header, messages, payload
-from headrace.wire.compression import decompress_into
+from headrace.wire.compression import bound, decompress_into
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import FROM_ACTOR, FROM_LEARNER, TO_ACTOR, TO_LEARNER, decode, encode
 from headrace.wire.payload import ArraySpec, PayloadSchema
