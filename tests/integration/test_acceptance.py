@@ -52,6 +52,26 @@ def test_cartpole_without_velocities_stays_unsolved_without_one(tmp_path: Path) 
         assert max(record["mean_return"] or 0 for record in command.records()) < 200
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("preset", ["memory-r2d2", "cartpole-r2d2", "cartpole-apex"])
+def test_the_presets_of_q_learning_reach_their_goals(tmp_path: Path, preset: str, seed: int) -> None:
+    with running(tmp_path, ["train", preset, "--seed", str(seed)]) as command:
+        assert command.wait(600.0) == 0
+        summary = command.summary()
+    assert summary["solved"]
+    assert_identities_hold(summary["ledger"])
+
+
+def test_nobody_finds_the_way_in_the_t_maze_without_a_memory(tmp_path: Path) -> None:
+    arguments = ["train", "memory-r2d2", "--model.core", "none", "--stop.steps", "300000"]
+    with running(tmp_path, arguments) as command:
+        assert command.wait(600.0) == 4
+        returns = [record["mean_return"] for record in command.records() if record["episodes"] == 100]
+    assert len(returns) > 20
+    assert sum(returns) / len(returns) < 0.2  # chance is 0
+    assert max(returns) < 0.6
+
+
 def test_the_policy_of_a_solved_run_plays_by_itself(tmp_path: Path) -> None:
     with running(tmp_path, ["train", "cartpole"]) as command:
         assert command.wait() == 0
