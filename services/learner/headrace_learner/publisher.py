@@ -87,8 +87,14 @@ class WeightPublisher:
         return True
 
     def age_s(self, version: int) -> float | None:
-        """Seconds since `version` of this epoch was published; None if it is not known."""
+        """Seconds since `version` was published, at least: of one that is forgotten, since the oldest that is not.
+
+        None if it was never published.
+        """
         published_at = self._published_at.get(version)
+        if published_at is None and self._published_at:
+            oldest, at = next(iter(self._published_at.items()))
+            published_at = at if version < oldest else None
         return None if published_at is None else time.monotonic() - published_at
 
     def _replace(self, publication: Publication) -> None:
