@@ -351,14 +351,14 @@ def test_compressed_payloads_may_have_any_length_up_to_the_bound() -> None:
 
 def test_a_table_that_admits_nothing_keeps_no_other_table_waiting_and_acks_stay_cumulative() -> None:
     full = replace(spec("uniform", max_items=10, error_buffer=1.0), name="other")
-    shard = opened(replace(RUN, tables=(*RUN.tables, full), window_items=10, window_bytes=10**6))
+    shard = opened(replace(RUN, tables=(full, *RUN.tables), window_items=10, window_bytes=10**6))
     shard.hello(ROUTE, HELLO)
     shard.hello(b"other", replace(HELLO, actor=b"b" * 16))
     send(shard, 0, 3, table="other")
     assert admit(shard) == [0, 1]
     send(shard, 3)  # to the first table
     send(shard, 0, 2, route=b"other")
-    assert admit(shard) == [3, 0, 1]
+    assert sorted(admit(shard)) == [0, 1, 3]
     assert shard.waiting == 1
     assert shard.beat(ROUTE) == Ack(2)  # item 2 still waits, and item 3 is not told to be stored before it
     assert shard.beat(b"other") == Ack(2)
@@ -367,6 +367,6 @@ def test_a_table_that_admits_nothing_keeps_no_other_table_waiting_and_acks_stay_
     assert shard.beat(ROUTE) == Ack(4)
     send(shard, 4, 3, table="other")
     send(shard, 7)
-    assert admit(shard) == [7, 4]
+    assert sorted(admit(shard)) == [4, 7]
     assert shard.goodbye(ROUTE) == Farewell(5)
     assert (shard.waiting, shard.ledger.rejected) == (0, {"goodbye": 2})

@@ -28,7 +28,7 @@ from headrace.rpc.chunks import Assembler, Blob, ChunkError, split
 from headrace.rpc.v1 import learner_pb2, replay_pb2
 from headrace.unroll import UnrollWriter, pack_version, subtree, unroll_schema
 from headrace.wire import header, messages, payload
-from headrace.wire.compression import decompress_into
+from headrace.wire.compression import bound, decompress_into
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import FROM_ACTOR, FROM_LEARNER, TO_ACTOR, TO_LEARNER, decode, encode
 from headrace.wire.payload import ArraySpec, PayloadSchema
@@ -225,6 +225,15 @@ def test_the_second_implementation_computes_the_same_layout_and_writes_the_same_
         view[0] = UNROLL["fields"][name]
     assert rows[0].tobytes().hex() == ROWS.hex()
     assert codec.packed_version(1, 8) == UNROLL["version"]
+
+
+@pytest.mark.parametrize("size", [1, 14, 15, 16, 269, 270, 271, 832, 70_000])
+def test_the_second_implementation_sends_a_payload_as_a_block_of_literals_that_is_read_as_it_was(size: int) -> None:
+    payload, row = bytes(number % 251 for number in range(size)), np.zeros(size, np.uint8)
+    frame = codec.lz4_block(payload)
+    assert len(frame) <= bound(size)
+    decompress_into(frame, row)
+    assert row.tobytes() == payload
 
 
 # -- weights and gRPC ------------------------------------------------------------------------------------------------

@@ -53,7 +53,8 @@ class ReplayServicer(object):
 
     def OpenRun(self, request, context):
         """Opens the shard for a run, or again for a later epoch of the same run. Idempotent. Until the first OpenRun the
-        shard grants no credit. FAILED_PRECONDITION: another run's shard, a lower epoch, or different tables.
+        shard grants no credit. FAILED_PRECONDITION: another run's shard, a lower epoch, other contents, or tables that could
+        never be drawn from or that would outgrow the memory.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
