@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help train test venv lint types imports proto proto-check docs docs-check unit acceptance peers format constraints clean
+.PHONY: help train test venv lint types imports proto proto-check docs docs-check unit acceptance peers reverb format constraints clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ acceptance: venv ## what the project promises about whole runs: minutes, on an i
 
 peers: venv ## CartPole-v1 by Headrace and three other libraries, one table: an idle machine, most of an hour
 	$(BIN)/python benchmarks/peers/run.py $(if $(TORCH_INDEX),--torch-index $(TORCH_INDEX)) $(ARGS)
+
+reverb: venv ## replay beside Reverb, one table: an idle machine, two minutes
+	$(BIN)/python benchmarks/peers/replay.py $(ARGS)
 
 format: venv ## fix style and formatting
 	$(BIN)/ruff check --fix

@@ -17,7 +17,7 @@ from headrace.agents.r2d2 import R2D2Config
 from headrace.agents.vtrace import VTraceConfig
 from headrace.config_errors import ContradictionError, explain
 from headrace.config_keys import ConfigKeys
-from headrace.config_layers import Origins, flow, merge, presets, read_layers
+from headrace.config_layers import Origins, flow, merge, of_one_algorithm, presets, read_layers
 from headrace.config_sections import (
     ActorConfig,
     EnvConfig,
@@ -34,6 +34,7 @@ from headrace.config_sections import (
 )
 from headrace.errors import ConfigError
 from headrace.schedule import Schedule, Whole
+from headrace.table_settings import check_batch, table_settings
 
 __all__ = [
     "MAY_CHANGE_ON_RESUME",
@@ -110,15 +111,12 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        replay, learner, model = self.replay, self.learner, self.model
-        if replay.max_items < learner.batch_size:
-            given: dict[str, Any] = {"replay.max_items": replay.max_items, "learner.batch_size": learner.batch_size}
-            raise ContradictionError(given, "is below", "no batch would ever fill")
-        if learner.batch_size % replay.shards:
-            given = {"learner.batch_size": learner.batch_size, "replay.shards": replay.shards}
-            raise ContradictionError(given, "is no multiple of", "every shard gives an equal part of a batch at a time")
+        model = self.model
+        check_batch(self)
+        if not isinstance(self.agent, OwnAgentConfig):  # an own one is imported where it is needed
+            table_settings(self)
         if model.kwargs and model.network is None:
-            given = {"model.kwargs": model.kwargs, "model.network": None}
+            given: dict[str, Any] = {"model.kwargs": model.kwargs, "model.network": None}
             raise ContradictionError(given, "does not go with", "only an own network takes keyword arguments")
         if model.core != "none" and model.network is not None:
             given = {"model.core": model.core, "model.network": model.network}
@@ -175,7 +173,7 @@ def resolve_config(
 ) -> ResolvedConfig:
     """As `load_config`, and keeps where each value came from."""
     keys = config_keys()
-    values, origins = merge(read_layers(source, flags, environ, keys), keys)
+    values, origins = merge(of_one_algorithm(read_layers(source, flags, environ, keys)), keys)
     try:
         return ResolvedConfig(RunConfig.model_validate(values), origins)
     except ValidationError as error:
@@ -189,7 +187,8 @@ def load_config(
 
     `source` is the name of a preset or the path of a YAML file, which may start from one with `preset: NAME`.
     `flags` are pairs of dotted key and text, `("learner.lr", "0.002")`; `environ` may hold
-    `HEADRACE_CONFIG__LEARNER__LR`. The text of both is YAML. Mappings merge key by key, lists are replaced.
+    `HEADRACE_CONFIG__LEARNER__LR`. The text of both is YAML. Mappings merge key by key, lists are replaced. Another
+    `agent.name` than the preset's leaves the preset's settings of its algorithm behind.
     Raises `ConfigError` with one line that names the key, what was given and where, and what was expected.
     """
     return resolve_config(source, flags, environ).config

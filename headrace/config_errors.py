@@ -19,12 +19,13 @@ class ContradictionError(ValueError):
 
     def __init__(self, given: Mapping[str, Any], relation: str, why: str) -> None:
         self.given, self.relation, self.why = dict(given), relation, why
-        super().__init__(self.described(Origins()))
+        super().__init__(self.described(None))
 
-    def described(self, origins: Origins) -> str:
-        """Both keys with their values and origins, and why they clash."""
+    def described(self, origins: Origins | None) -> str:
+        """Both keys with their values, their origins if these are known, and why they clash."""
         first, second = (
-            f"{key} = {shown(value)} ({origins.of(tuple(key.split('.')))})" for key, value in self.given.items()
+            f"{key} = {shown(value)}" + (f" ({origins.of(tuple(key.split('.')))})" if origins else "")
+            for key, value in self.given.items()
         )
         return f"{first} {self.relation} {second}: {self.why}; change one of them"
 

@@ -81,6 +81,8 @@ class Layer:
     origin: str
     """`preset cartpole`, a file's path, `HEADRACE_CONFIG__SEED` or `--learner.lr`."""
     values: Mapping[str, Any]
+    single: bool = False
+    """Whether it is one key, from a variable or flag, which is said of whatever the files come to."""
 
 
 @dataclass
@@ -125,6 +127,27 @@ def merge(layers: Sequence[Layer], keys: ConfigKeys) -> tuple[dict[str, Any], Or
     for layer in layers:
         put(values, layer.values, layer.origin, ())
     return values, origins
+
+
+def of_one_algorithm(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers without what those below the last change of agent.name say of another algorithm.
+
+    So a file that starts from a preset, or a flag, can name another algorithm and has its defaults.
+    """
+
+    def agent(layer: Layer) -> Mapping[str, Any]:
+        given = layer.values.get("agent")
+        return given if isinstance(given, Mapping) else {}
+
+    names: list[Any] = []
+    for layer in layers:
+        names.append(agent(layer).get("name", names[-1] if names else "vtrace"))
+    kept = []
+    for layer, name in zip(layers, names, strict=True):
+        if agent(layer) and not layer.single and name != names[-1]:
+            layer = Layer(layer.origin, {key: value for key, value in layer.values.items() if key != "agent"})
+        kept.append(layer)
+    return kept
 
 
 def read_layers(
@@ -240,7 +263,7 @@ def _text_layer(origin: str, path: tuple[str, ...], text: str, keys: ConfigKeys)
         nested = {part: nested}
     if unknown := keys.unknown(nested):
         raise ConfigError(f"{'.'.join(map(str, unknown))}: unknown key from {origin}; {keys.way_out(unknown)}")
-    return Layer(origin, nested)
+    return Layer(origin, nested, single=True)
 
 
 def environment_variable(path: Sequence[str]) -> str:

@@ -149,16 +149,16 @@ class Launcher:
         self._options = options
         self._run_dir = run_dir
         self._ports = Ports()
-        replay, items, samples, learner = (self._ports.take() for _ in range(4))
+        learner = self._ports.take()
         self._handover = tempfile.TemporaryDirectory(prefix="headrace-")  # how the learner gets the resolved config
         config_file = Path(self._handover.name) / f"{config.name}.yaml"
         config_file.write_text(config.to_yaml())
-        self._replay = self._child(
-            "replay",
-            f"headrace_replay --bind 127.0.0.1:{replay} --items-port {items} --samples-port {samples}",
-        )
+        shards = config.replay.shards
+        names = ["replay"] if shards == 1 else [f"replay-{index}" for index in range(shards)]
+        addresses = [f"127.0.0.1:{self._ports.take()}" for _ in names]
+        self._replay = [self._shard(name, address) for name, address in zip(names, addresses, strict=True)]
         self._learner = self._child(
-            "learner", f"headrace_learner --bind 127.0.0.1:{learner} --replay 127.0.0.1:{replay}"
+            "learner", f"headrace_learner --bind 127.0.0.1:{learner} --replay {','.join(addresses)}"
         )
         self._learner.arguments += [str(config_file), "--run-dir", str(run_dir), "--resume", options.resume]
         if options.init_from is not None:
@@ -177,7 +177,7 @@ class Launcher:
     def run(self, signals: list[int]) -> int:
         """Runs to the end; raises ConfigError or ComponentLost when a service ends the run."""
         sys.stdout.write(f"run {self._run_dir}  (logs: {self._run_dir}/logs)\n")
-        for child in (self._learner, *self._actors, self._replay):  # the slowest to start come first
+        for child in (self._learner, *self._actors, *self._replay):  # the slowest to start come first
             child.start()
         outcome = None
         while outcome is None and not signals:
@@ -191,10 +191,21 @@ class Launcher:
 
     def kill(self) -> None:
         """Whatever is still there goes."""
-        for child in (*self._actors, self._learner, self._replay):
+        for child in (*self._actors, self._learner, *self._replay):
             child.kill()
         self._ports.close()
         self._handover.cleanup()
+
+    def _shard(self, name: str, address: str) -> Child:
+        """A shard's process. Several share the memory that one would have."""
+        from headrace_replay.memory import memory_limit
+
+        items, samples = self._ports.take(), self._ports.take()
+        child = self._child(name, f"headrace_replay --bind {address} --items-port {items} --samples-port {samples}")
+        shards = self._config.replay.shards
+        if shards > 1:
+            child.arguments += ["--memory-bytes", str(memory_limit().nbytes // shards)]
+        return child
 
     def _child(self, name: str, command: str) -> Child:
         arguments = [*command.split(), "--metrics-bind", f"127.0.0.1:{self._ports.take()}"]
@@ -204,7 +215,7 @@ class Launcher:
         """Restarts what died, if it may."""
         if not self._learner.running:
             raise self._ended(self._learner, "the learner died")
-        for child in (self._replay, *self._actors):
+        for child in (*self._replay, *self._actors):
             now = time.monotonic()
             if child.running:
                 if child.failures and now - child.started_at > HEALTHY_S:
@@ -245,7 +256,7 @@ class Launcher:
         for children, timeout_s in (
             (self._actors, STOP_ACTOR_S),
             ([self._learner], STOP_LEARNER_S),
-            ([self._replay], STOP_REPLAY_S),
+            (self._replay, STOP_REPLAY_S),
         ):
             for child in children:
                 child.terminate()

@@ -14,12 +14,14 @@ from itertools import cycle
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from prometheus_client import CollectorRegistry
 
 from headrace.agents.registry import make_agent
 from headrace.config import RunConfig
 from headrace.ending import conclusion, resume_line
+from headrace.envs.seeds import table_generator
 from headrace.envs.slots import make_slots
 from headrace.errors import ConfigError, HeadraceError
 from headrace.models.build import build_network, state_spec
@@ -29,10 +31,11 @@ from headrace.models.policy import make_policy
 from headrace.run_dir import new_run_dir
 from headrace.service import Lifetime
 from headrace.service_args import TrainOptions
+from headrace.table_settings import TableSettings
 from headrace.telemetry import logs
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.health import Health
-from headrace.telemetry.labels import DropReason, RemoveReason
+from headrace.telemetry.labels import DropReason
 from headrace.telemetry.progress import ProgressView
 from headrace.telemetry.recorder import Recorder
 from headrace.unroll import pack_version
@@ -41,14 +44,15 @@ from headrace.wire.messages import UNROLLS, Floats
 from headrace.wire.payload import PayloadSchema
 from headrace_actor.collector import Collector, Identity, Observers, Weights
 from headrace_learner.account import Account
+from headrace_learner.importance import importance_weights, relative
 from headrace_learner.ledgers import ActorLedger, LearnerLedger, ReplayLedger
 from headrace_learner.loader import LoadedBatch
-from headrace_learner.replay_link import open_request
+from headrace_learner.replay_link import check_bytes, settings_of
 from headrace_learner.roster import Roster
 from headrace_learner.run_folder import RunFolder
 from headrace_learner.trainer import Trainer, choose_device
 from headrace_learner.training import Training, init_from, resume
-from headrace_replay.table import Table, TableSpec, make_table
+from headrace_replay.table import Draw, Table, TableSpec, make_table
 
 
 def train(config: RunConfig, options: TrainOptions) -> int:
@@ -70,6 +74,10 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
             f"evaluation.every_s: {config.evaluation.every_s:g}, but --serial has no process for it and goes by no "
             "clock; set it to null, or train without --serial"
         )
+    if config.replay.shards > 1:
+        raise ConfigError(
+            f"replay.shards: {config.replay.shards}, but --serial has one table; set it to 1, or train without --serial"
+        )
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     device = choose_device(config.learner.device)
@@ -83,7 +91,8 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
     folder.write_spaces(spaces)
     network = build_network(config.model, spaces)
     agent = make_agent(config.agent, spaces, state_spec(network))
-    open_request(folder.run, folder.epoch, config, agent.schema)  # refuses the limits that replay would refuse
+    settings = settings_of(config)
+    check_bytes(settings, config, agent.schema.payload_bytes)  # nothing is compressed here: nothing travels
     trainer = Trainer(network, agent, config, device)
     roster = Roster(folder.epoch, float("inf"), config.stop, metrics)
     if folder.checkpoint is not None:
@@ -101,8 +110,8 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
         observers = Observers(stepped=actor.stepped, episode=actor.episode)
         actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers)
         actors.append(actor)
-    table = make_table(TableSpec(UNROLLS, "fifo", config.replay.max_items, config.replay.max_bytes))
-    stepping = Stepping(actors, table, agent.schema, config.learner.batch_size, lifetime, LearnerLedger(metrics))
+    table = make_table(table_spec(settings), random=table_generator(config.seed, folder.epoch))
+    stepping = Stepping(actors, table, agent.schema, settings, lifetime, LearnerLedger(metrics))
 
     view = ProgressView(sys.stdout)
     account = Account(config, trainer, roster, TableView(table), stepping.ledger)
@@ -173,7 +182,7 @@ class Stepping:
         actors: list[SerialActor],
         table: Table,
         schema: PayloadSchema,
-        batch_size: int,
+        settings: TableSettings,
         lifetime: Lifetime,
         ledger: LearnerLedger,
     ) -> None:
@@ -181,10 +190,12 @@ class Stepping:
         self._actors = actors
         self._turns = cycle(actors)
         self._table = table
-        self._batch_size = batch_size
+        self._batch_size = settings.draw
+        self._importance_exponent = settings.importance_exponent
+        self._drawn: Draw  # the last one
         self._lifetime = lifetime
         self._schema = schema
-        self._buffer = schema.allocate(batch_size)
+        self._buffer = schema.allocate(settings.draw)
         self._views = schema.views(self._buffer)
         self._held: deque[tuple[SerialActor, list[Item]]] = deque()  # made, and not in the table yet
 
@@ -210,7 +221,8 @@ class Stepping:
         return self._draw()
 
     def prioritize(self, priorities: Floats) -> None:
-        """A fifo table has no priorities."""
+        """New priorities [B] of the items of the last batch."""
+        self._table.update(self._drawn.ids, priorities)
 
     def ask(self) -> None:
         """Nothing is got ready ahead: `next` steps the environments itself."""
@@ -226,21 +238,41 @@ class Stepping:
 
     def _draw(self) -> LoadedBatch:
         started = time.perf_counter()
-        draw = self._table.draw(self._batch_size)
+        self._drawn = draw = self._table.draw(self._batch_size)
         self.ledger.draw(0, self._batch_size)
         self._schema.fill(self._buffer, draw.payloads)
         return LoadedBatch(
             views=self._views,
-            weights=np.ones(self._batch_size, np.float32),
-            new_ticks=draw.new_ticks,
+            weights=self._weights(draw),
+            new_ticks=np.where(draw.times_sampled > 0, 0, draw.new_ticks),
             versions=draw.versions,
             malformed=0,
             copy_s=time.perf_counter() - started,
         )
 
+    def _weights(self, draw: Draw) -> npt.NDArray[np.float32]:
+        if self._importance_exponent is None:
+            return np.ones(self._batch_size, np.float32)
+        one_shard = np.zeros(self._batch_size, np.int64)
+        return relative(importance_weights(draw.probabilities, one_shard, draw.table_size, self._importance_exponent))
+
+
+def table_spec(settings: TableSettings) -> TableSpec:
+    """The one table of such a run."""
+    return TableSpec(
+        name=UNROLLS,
+        sampler=settings.sampler,
+        max_items=settings.max_items,
+        max_bytes=settings.max_bytes,
+        min_size=settings.min_size,
+        samples_per_insert=settings.samples_per_insert,
+        error_buffer=settings.error_buffer,
+        priority_exponent=settings.priority_exponent,
+    )
+
 
 class TableView:
-    """The table as the account sees a replay shard."""
+    """The table as the account sees replay."""
 
     def __init__(self, table: Table) -> None:
         self._table = table
@@ -250,10 +282,14 @@ class TableView:
         return len(self._table) / self._table.max_items
 
     def ledger(self) -> ReplayLedger:
-        inserted = self._table.inserted
-        ledger = ReplayLedger(received=inserted, stored=inserted, present=len(self._table))
-        ledger.removed[RemoveReason.SAMPLED] = self._table.sampled
-        return ledger
+        table = self._table
+        return ReplayLedger(
+            received=table.inserted,
+            stored=table.inserted,
+            present=len(table),
+            removed=table.removed.copy(),
+            sampled=table.sampled,
+        )
 
 
 class DirectPublisher:

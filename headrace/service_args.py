@@ -79,8 +79,8 @@ class LearnerArgs(ServiceArgs):
     config: RunConfig
     bind: Address
     """gRPC: Join, Describe, Weights, Report, health."""
-    replay: Address
-    """gRPC address of the replay shard."""
+    replay: tuple[Address, ...]
+    """gRPC address of each replay shard."""
     run_dir: Path | None
     resume: Resume
     init_from: Path | None
@@ -139,14 +139,16 @@ def parse_learner(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     args = Arguments("headrace learner", "Train: the one learner of a run.", environ, CONFIG_EPILOG)
     declare_config(args)
     args.option("bind", "gRPC address that actors join at", metavar="HOST:PORT", default=LEARNER_BIND)
-    args.option("replay", "gRPC address of the replay shard", metavar="HOST:PORT", default=REPLAY_BIND)
+    shards = "gRPC addresses of the replay shards; their number sets replay.shards"
+    args.option("replay", shards, metavar="HOST:PORT[,HOST:PORT...]", default=REPLAY_BIND)
     declare_run(args)
     common = _service(args, others, LEARNER_METRICS, _config_names())
+    replay = _reached_all(args, "replay")
     parsed = LearnerArgs(
         **common,
-        config=load_config(args.need("config").text, overrides, environ),
+        config=_with_shards(len(replay), args, overrides, environ),
         bind=_bound(args, "bind"),
-        replay=_reached(args, "replay"),
+        replay=replay,
         run_dir=run_dir(args),
         resume=resume(args),
         init_from=init_from(args),
@@ -154,6 +156,19 @@ def parse_learner(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     )
     _distinct({"--bind": parsed.bind.port, "--metrics-bind": parsed.metrics_bind.port})
     return parsed
+
+
+def _with_shards(
+    shards: int, args: Arguments, overrides: list[tuple[str, str]], environ: Mapping[str, str]
+) -> RunConfig:
+    """The configuration, with as many shards as there are addresses of."""
+    source = args.need("config").text
+    config = load_config(source, overrides, environ)
+    if config.replay.shards == shards:
+        return config
+    if config.replay.shards != 1:  # somebody said so
+        raise args.need("replay").refuse(f"{config.replay.shards} addresses, as replay.shards says")
+    return load_config(source, [*overrides, ("replay.shards", str(shards))], environ)
 
 
 def parse_actor(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> ActorArgs:
@@ -315,6 +330,18 @@ def _reached(args: Arguments, name: str) -> Address:
     """A peer's address."""
     given = args.need(name)
     return _allowed(args, given, given.address(lowest_port=1))
+
+
+def _reached_all(args: Arguments, name: str) -> tuple[Address, ...]:
+    """Addresses of peers of one kind, with commas between them."""
+    given = args.need(name)
+    addresses = tuple(
+        _allowed(args, part, part.address(lowest_port=1))
+        for part in (Given(text, given.origin) for text in given.text.split(","))
+    )
+    if len(set(addresses)) < len(addresses):
+        raise given.refuse("every address once")
+    return addresses
 
 
 def _allowed(args: Arguments, given: Given, address: Address) -> Address:

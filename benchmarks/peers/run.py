@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import hashlib
 import importlib.util
 import json
 import os
@@ -27,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from environments import add_environment_arguments, python_of
 from measurement import RESULT_PREFIX
 
 HERE = Path(__file__).resolve().parent
@@ -48,10 +48,6 @@ class Peer:
     def runner(self) -> Path:
         return HERE / f"run_{self.key.replace('-', '_')}.py"
 
-    @property
-    def requirements(self) -> Path:
-        return HERE / f"requirements-{self.key}.txt"
-
 
 PEERS = {
     peer.key: peer
@@ -70,7 +66,10 @@ def main() -> int:
     if PEERS["headrace"] in peers and importlib.util.find_spec("headrace") is None:
         sys.stderr.write(f"headrace is not installed for {sys.executable}; run this by .venv/bin/python (make venv)\n")
         return 2
-    pythons = {peer.key: _python_of(peer, args) for peer in peers}
+    pythons = {
+        peer.key: python_of(peer.key, args, args.torch_index) if peer.own_environment else sys.executable
+        for peer in peers
+    }
     if args.install_only:
         return 0
     if hasattr(os, "sched_setaffinity"):  # children inherit it
@@ -94,37 +93,12 @@ def _parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3], metavar="N")
     parser.add_argument("--limit-s", type=float, default=200.0, metavar="S", help="wall time of one run, at most")
     parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument(
-        "--venvs", type=Path, default=HERE / ".venvs", metavar="DIR", help="where the peers' environments are or go"
-    )
+    add_environment_arguments(parser)
     parser.add_argument(
         "--results", type=Path, default=HERE / "results.jsonl", metavar="FILE", help="results are appended here"
     )
-    parser.add_argument("--python", default=sys.executable, metavar="PYTHON", help="makes the peers' environments")
     parser.add_argument("--torch-index", metavar="URL", help="take PyTorch from there, as TORCH_INDEX of the Makefile")
-    parser.add_argument("--install-only", action="store_true", help="make the environments and leave")
     return parser.parse_args()
-
-
-# -- environments ----------------------------------------------------------------------------------------------------
-
-
-def _python_of(peer: Peer, args: argparse.Namespace) -> str:
-    """The Python to run the peer with; makes its environment, unless it is there with these requirements."""
-    if not peer.own_environment:
-        return sys.executable
-    folder = args.venvs.resolve() / peer.key
-    marker, python = folder / ".installed", folder / "bin" / "python"
-    wanted = hashlib.sha256(peer.requirements.read_bytes()).hexdigest()
-    if marker.exists() and marker.read_text() == wanted:
-        return str(python)
-    _say(f"{peer.name}: making {folder} ...")
-    subprocess.run([args.python, "-m", "venv", "--clear", str(folder)], check=True)
-    install = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    install += ["--extra-index-url", args.torch_index] if args.torch_index else []
-    subprocess.run([*install, "-r", str(peer.requirements)], check=True)
-    marker.write_text(wanted)
-    return str(python)
 
 
 # -- runs ------------------------------------------------------------------------------------------------------------

@@ -9,12 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.arguments import Arguments, Given
+from headrace.bench.pong import HEIGHT, WIDTH
+from headrace.bench.replay_load import FIFO, PRIORITIZED, SAMPLERS, Load
 from headrace.bench.unrolls import unrolls_of
+from headrace.wire.compression import CODECS
 from headrace.wire.payload import ALIGNMENT, MAX_PAYLOAD_BYTES, PAYLOAD_DTYPES, ArraySpec
 
 MAX_BATCH_BYTES = 1 << 30  # a few of them lie in memory at a time
 MAX_ITEMS = 512  # per message: two of them are under way, one by one on the side that has a message per unroll
 MAX_DIMENSIONS = 8  # of an observation
+LENGTH, MAX_LENGTH = 121, 4096  # frames of a sequence: by default as R2D2's, with burn-in and the last observation
+SAMPLES_PER_INSERT, MAX_SAMPLES_PER_INSERT = 1.0, 1000.0
+MAX_FEEDERS = 64
+TABLE_ITEMS, MAX_TABLE_ITEMS = 1024, 10_000_000
+MAX_TABLE_BYTES = 4 << 30  # of each system, where nothing can be compressed
 MAX_SUBSCRIBERS = 1024
 MAX_MEGABYTES = 1024.0
 
@@ -36,12 +44,18 @@ class WireArgs:
 class ReplayArgs:
     """The arguments of `headrace bench replay`."""
 
-    payload_bytes: tuple[int, ...]
-    """Sizes to measure, one after the other."""
-    items_per_message: int
-    batch_size: int
+    loads: tuple[Load, ...]
+    """What to measure under, one after the other."""
+    pong: bool
+    """Whether items are sequences of Pong; else random bytes."""
+    codecs: tuple[str, ...]
+    """Of Headrace, to measure beside each other."""
+    reverb: str | None
+    """A Python that has it."""
+    table_items: int
+    """In the table that is measured alone; 0: it is not."""
     seconds: float
-    """Of the steady state, for each size."""
+    """Of each system under each load."""
     json: bool
 
 
@@ -96,27 +110,75 @@ def parse_replay(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -
     """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
     args = Arguments(
         "headrace bench replay",
-        "Feed a replay process and draw from it, each item once, from two other processes and by the real protocol.",
+        "Feed a replay process and draw from it at the same time, by the real protocol and from other processes; with\n"
+        "--reverb also Reverb, in turns with Headrace and under the same load. Items are sequences of Pong's frames,\n"
+        "84 x 84 bytes each (pip install 'headrace[bench]'), or random bytes. Then the table of a shard alone.",
         environ,
     )
-    args.option("payload-bytes", "sizes of an item to measure", metavar="N,...", default="1024,65536,592704")
-    args.option("items-per-message", "items that are sent at a time", metavar="N", default="64")
+    args.option("length", f"frames of a sequence (default {LENGTH})", metavar="T")
+    args.option("payload-bytes", "items of so many random bytes instead, one size after the other", metavar="N,...")
+    args.option("codec", "compression of Headrace's items, to compare", metavar="CODEC,...", default="lz4,none")
+    args.option("reverb", "the Python of an environment with dm-reverb (benchmarks/peers)", metavar="PYTHON")
+    args.option("sampler", ", ".join(SAMPLERS), metavar="SAMPLER", default=PRIORITIZED)
+    args.option("samples-per-insert", f"draws of an item, on average (default {SAMPLES_PER_INSERT:g})", metavar="X")
+    args.option("feeders", "processes that feed; one draws", metavar="N", default="1")
+    args.option("items-per-message", "items that are sent at a time", metavar="N", default="16")
     args.option("batch-size", "items that are drawn at a time", metavar="N", default="64")
-    _declare(args, "length of the steady state, for each size", "5")
+    args.option("max-items", f"items that the table holds (default {TABLE_ITEMS}; a fifo: two batches)", metavar="N")
+    args.option("table-items", "items in the table that is measured alone; 0: none is", metavar="N", default="1000000")
+    _declare(args, "length of the measurement, of each system", "10")
     args.parse(argv)
-    sizes, batch = args.need("payload-bytes"), args.need("batch-size")
-    parsed = ReplayArgs(
-        payload_bytes=sizes.wholes(ALIGNMENT, MAX_PAYLOAD_BYTES),
-        items_per_message=args.need("items-per-message").whole(1, MAX_ITEMS),
-        batch_size=batch.whole(1, MAX_ITEMS),
+    codecs, reverb = args.need("codec"), args.get("reverb")
+    return ReplayArgs(
+        loads=tuple(_load(args, shape) for shape in _shapes(args)),
+        pong=args.get("payload-bytes") is None,
+        codecs=tuple(dict.fromkeys(Given(codec, codecs.origin).choice(CODECS) for codec in codecs.text.split(","))),
+        reverb=None if reverb is None else reverb.text,
+        table_items=args.need("table-items").whole(0, MAX_TABLE_ITEMS),
         seconds=args.need("seconds").positive(),
         json=args.on("json"),
     )
-    if any(size % ALIGNMENT for size in parsed.payload_bytes):
+
+
+def _shapes(args: Arguments) -> list[tuple[int, ...]]:
+    """Of the items of each load."""
+    length, sizes = args.get("length"), args.get("payload-bytes")
+    if sizes is None:
+        return [(LENGTH if length is None else length.whole(1, MAX_LENGTH), HEIGHT, WIDTH)]
+    if length is not None:
+        raise length.refuse(f"no length of sequences, since {sizes.origin} asks for random bytes")
+    shapes = sizes.wholes(ALIGNMENT, MAX_PAYLOAD_BYTES)
+    if any(size % ALIGNMENT for size in shapes):
         raise sizes.refuse(f"multiples of {ALIGNMENT}, as all payloads are")
-    _check_batch(batch, parsed.batch_size, max(parsed.payload_bytes))
-    _check_batch(args.need("items-per-message"), parsed.items_per_message, max(parsed.payload_bytes))
-    return parsed
+    return [(size,) for size in shapes]
+
+
+def _load(args: Arguments, shape: tuple[int, ...]) -> Load:
+    message, batch, table = args.need("items-per-message"), args.need("batch-size"), args.get("max-items")
+    sampler, ratio = args.need("sampler").choice(SAMPLERS), args.get("samples-per-insert")
+    if sampler == FIFO and ratio is not None:
+        raise ratio.refuse("none for a fifo, whose items are drawn once each")
+    items_per_message, batch_size = message.whole(1, MAX_ITEMS), batch.whole(1, MAX_ITEMS)
+    if table is not None:
+        max_items = table.whole(batch_size, MAX_TABLE_ITEMS)
+    else:
+        max_items = max(2 * batch_size, items_per_message) if sampler == FIFO else max(TABLE_ITEMS, batch_size)
+    load = Load(
+        shape=shape,
+        feeders=args.need("feeders").whole(1, MAX_FEEDERS),
+        items_per_message=items_per_message,
+        batch_size=batch_size,
+        sampler=sampler,
+        max_items=max_items,
+        samples_per_insert=SAMPLES_PER_INSERT if ratio is None else _number(ratio, MAX_SAMPLES_PER_INSERT),
+    )
+    _check_batch(batch, load.batch_size, load.item_bytes)
+    _check_batch(message, load.items_per_message, load.item_bytes)
+    if load.max_items * load.item_bytes > MAX_TABLE_BYTES:
+        most = MAX_TABLE_BYTES // load.item_bytes
+        origin = table or Given(str(load.max_items), "the default of --max-items")
+        raise origin.refuse(f"at most {most}: more items of {load.item_bytes} bytes are over {MAX_TABLE_BYTES} bytes")
+    return load
 
 
 def parse_weights(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> WeightsArgs:
@@ -132,7 +194,7 @@ def parse_weights(argv: Sequence[str], environ: Mapping[str, str] = os.environ) 
     _declare(args, "length with publishing, and without, for each number of subscribers", "5")
     args.parse(argv)
     return WeightsArgs(
-        megabytes=_megabytes(args.need("megabytes")),
+        megabytes=_number(args.need("megabytes"), MAX_MEGABYTES),
         subscribers=args.need("subscribers").wholes(1, MAX_SUBSCRIBERS),
         seconds=args.need("seconds").positive(),
         json=args.on("json"),
@@ -150,13 +212,13 @@ def _dtype(given: Given) -> str:
     return by_name[given.choice(tuple(by_name))]
 
 
-def _megabytes(given: Given) -> float:
+def _number(given: Given, most: float) -> float:
     try:
         number = float(given.text)
     except ValueError:
         number = 0.0
-    if not 0 < number <= MAX_MEGABYTES:
-        raise given.refuse(f"a number > 0 and at most {MAX_MEGABYTES:g}")
+    if not 0 < number <= most:
+        raise given.refuse(f"a number > 0 and at most {most:g}")
     return number
 
 

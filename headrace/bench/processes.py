@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, NoReturn
@@ -35,18 +36,29 @@ def one_thread_environment() -> dict[str, str]:
     return environment | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python that a process runs in, and what its environment has besides this one's."""
+
+    python: str = sys.executable
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+_OWN = Interpreter()
+
+
 class Child:
     """One process, as the benchmark sees it. `talks`: whether its stdout is for the benchmark; else it is a log."""
 
-    def __init__(self, name: str, arguments: Sequence[str], *, talks: bool) -> None:
+    def __init__(self, name: str, interpreter: Interpreter, arguments: Sequence[str], *, talks: bool) -> None:
         self.name = name
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - it has no name, and goes with the last who has it open
         self._process = subprocess.Popen(
-            [sys.executable, *arguments],
+            [interpreter.python, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE if talks else self._log,
             stderr=self._log,
-            env=one_thread_environment(),
+            env={**one_thread_environment(), **interpreter.environment},
             start_new_session=True,  # Ctrl-C is for the benchmark, which ends its children
         )
         self._said: queue.SimpleQueue[bytes] = queue.SimpleQueue()
@@ -128,24 +140,31 @@ class Children:
         for child in self._children:
             child.kill()
 
-    def start(self, module: str, parameters: Mapping[str, Any]) -> Child:
+    def start(self, module: str, parameters: Mapping[str, Any], interpreter: Interpreter = _OWN) -> Child:
         """A process that runs the `main` of a module of this package (see `run_child`)."""
-        child = self._start(module, ["-m", f"headrace.bench.{module}"], talks=True)
+        child = self._start(module, interpreter, ["-m", f"headrace.bench.{module}"], talks=True)
         child.order(**parameters)
         return child
 
     def service(self, service: str, *arguments: str) -> Child:
         """A real service, started as the launcher does."""
         own = ["--lifeline", "--log-format", "text"]
-        return self._start(service, ["-m", f"headrace_{service}", *arguments, *own], talks=False)
+        return self._start(service, _OWN, ["-m", f"headrace_{service}", *arguments, *own], talks=False)
 
     def check(self) -> None:
         """ComponentLost if one has ended."""
         for child in self._children:
             child.check()
 
-    def _start(self, name: str, arguments: Sequence[str], *, talks: bool) -> Child:
-        child = Child(name, arguments, talks=talks)
+    def live_for(self, seconds: float) -> None:
+        """Lets time pass. ComponentLost if one ends meanwhile."""
+        until = time.monotonic() + seconds
+        while (left_s := until - time.monotonic()) > 0:
+            self.check()
+            time.sleep(min(left_s, _POLL_S))
+
+    def _start(self, name: str, interpreter: Interpreter, arguments: Sequence[str], *, talks: bool) -> Child:
+        child = Child(name, interpreter, arguments, talks=talks)
         self._children.append(child)
         return child
 

@@ -1,13 +1,18 @@
-"""`headrace bench replay`, the feeding process: an actor's item stream, and items that lie ready."""
+"""`headrace bench replay`, a feeding process of Headrace: an actor's item stream, and items that lie ready."""
 
 from __future__ import annotations
 
+import os
 import threading
+from itertools import cycle, islice
+from pathlib import Path
 
+import numpy as np
 from prometheus_client import CollectorRegistry
 
 from headrace.bench.processes import Parent, run_child
-from headrace.bench.replay_items import RUN, rows_of, schema_of
+from headrace.bench.replay_child import Tally, work
+from headrace.bench.replay_load import RUN, Load, Pool, random_priorities
 from headrace.telemetry.catalogue import ActorMetrics
 from headrace.wire.items import Item
 from headrace.wire.messages import UNROLLS
@@ -17,13 +22,34 @@ PATIENCE_S = 60.0  # for a shard that is away
 
 
 def main(parent: Parent) -> None:
-    address, count, payload_bytes = (parent.parameters[key] for key in ("address", "items", "payload_bytes"))
-    items = [Item(memoryview(row), new_ticks=1, version=1) for row in rows_of(count, payload_bytes)]
-    introduction = Introduction(address, RUN, bytes(16), 0, schema_of(payload_bytes).hash, UNROLLS, PATIENCE_S)
-    stream = ItemStream(introduction, ActorMetrics(CollectorRegistry()))
-    never = threading.Event()
-    while stream.wait_for_room(count, never, lambda: None):
-        stream.put(items)
+    load = Load.from_facts(parent.parameters["load"])
+    pool = Pool(Path(parent.parameters["pool"]), load.schema)
+    introduction = Introduction(
+        address=parent.parameters["address"],
+        run=RUN,
+        actor=os.urandom(16),
+        lease=0,
+        schema=load.schema.hash,
+        table=UNROLLS,
+        patience_s=PATIENCE_S,
+        codec=parent.parameters["codec"],
+    )
+    tally, random = Tally(), np.random.default_rng(parent.parameters["seed"])
+
+    def feed() -> None:
+        stream = ItemStream(introduction, ActorMetrics(CollectorRegistry()))
+        never, rows, count = threading.Event(), cycle(pool.rows), load.items_per_message
+        while stream.wait_for_room(count, never, lambda: None):
+            priorities = random_priorities(random, count).tolist()
+            stream.put(
+                [
+                    Item(memoryview(row), new_ticks=1, version=1, priority=priority)
+                    for row, priority in zip(islice(rows, count), priorities, strict=True)
+                ]
+            )
+            tally.items = stream.ledger().acknowledged
+
+    work(parent, tally, feed)
 
 
 if __name__ == "__main__":

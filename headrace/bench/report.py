@@ -15,11 +15,12 @@ class DamagedError(HeadraceError):
 
 
 class Report:
-    """A table with a title; `as_json` prints the figures alone, at the end."""
+    """A table with a title; `as_json` prints the figures alone, at the end. `widest` is the longest first cell."""
 
-    def __init__(self, title: str, columns: Sequence[str], *, as_json: bool) -> None:
+    def __init__(self, title: str, columns: Sequence[str], *, as_json: bool, widest: str = "") -> None:
         self._as_json = as_json
         self._widths = [max(len(column), 11) for column in columns]
+        self._widths[0] = max(self._widths[0], len(widest))
         self._say(title)
         self.row(*columns)
 
@@ -29,9 +30,14 @@ class Report:
 
     def end(self, figures: Mapping[str, Any]) -> None:
         if self._as_json:
-            sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+            print_json(figures)
 
     def _say(self, line: str) -> None:
         if not self._as_json:
             sys.stdout.write(line + "\n")
             sys.stdout.flush()
+
+
+def print_json(figures: Mapping[str, Any]) -> None:
+    """For a benchmark of several tables."""
+    sys.stdout.write(json.dumps(figures, indent=1) + "\n")

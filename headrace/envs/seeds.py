@@ -1,10 +1,10 @@
-"""Seeds of everything random in an actor or evaluator, all from the run's seed and never two alike."""
+"""Seeds of everything random in a run beside the network, all from the run's seed and never two alike."""
 
 from __future__ import annotations
 
 import numpy as np
 
-_SLOTS, _POLICY, _EVALUATION = 0, 1, 2  # first word of the spawn key: what the stream is for
+_SLOTS, _POLICY, _EVALUATION, _TABLE = 0, 1, 2, 3  # first word of the spawn key: what the stream is for
 
 
 def slot_seeds(run_seed: int, lease: int, incarnation: int, slots: int) -> list[int]:
@@ -29,3 +29,8 @@ def evaluation_seeds(run_seed: int, slots: int) -> list[int]:
         int(np.random.SeedSequence(run_seed, spawn_key=(_EVALUATION, slot)).generate_state(1)[0])
         for slot in range(slots)
     ]
+
+
+def table_generator(run_seed: int, epoch: int) -> np.random.Generator:
+    """The stream that items are drawn by where the run has one process (`--serial`)."""
+    return np.random.default_rng(np.random.SeedSequence(run_seed, spawn_key=(_TABLE, epoch)))

@@ -47,6 +47,8 @@ class RecurrentMLP(Network):
                 nn.init.orthogonal_(parameter)
             else:
                 nn.init.zeros_(parameter)
+        if core == "lstm":  # begins by remembering (Jozefowicz et al. 2015): the second of the four gates is to forget
+            nn.init.ones_(dict(self.core.named_parameters())["bias_ih_l0"][core_size : 2 * core_size])
         self.policy = affine(core_size, num_actions, 0.01)
         self.value = affine(core_size, 1, 1.0)
 

@@ -304,6 +304,8 @@ class LearnerMetrics(ServerMetrics):
             "items_discarded_total", "items", "Items drawn but never trained on", {"reason": DiscardReason}
         )
         self.items_queued = gauge("items_queued", "items", "Items drawn that wait to be trained on")
+        self.shards = gauge("shards", "shards", "Replay shards of the run")
+        self.shards_live = gauge("shards_live", "shards", "Replay shards that were heard of lately")
         self.items_lost_at_restart = counter(
             "items_lost_at_restart_total", "items", "Items that were in replay when it died"
         )

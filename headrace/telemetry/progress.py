@@ -17,8 +17,8 @@ A progress record is a flat mapping, written by the learner to metrics.jsonl and
 | eval_return | mean raw return of the newest evaluation, None before the first; left out where evaluation is off |
 | eval_version | updates of the weights that it is of; alike |
 | lag_min, lag_mean, lag_max | policy lag in versions of what was trained since the last record, or None |
-| replay_fill | share of the table's capacity in use, 0 to 1, or None |
-| samples_per_insert | items drawn per item stored, or None |
+| replay_fill | share of the tables' capacity in use, 0 to 1, or None |
+| samples_per_insert | items drawn per item stored, beyond the first `replay.min_size`; or None |
 | actors, actors_wanted | actors with a lease, and how many the launcher keeps up |
 | eta_s | seconds until the budget is used up, or None |
 | waiting_for | what training waits for (shown as "waiting for …"), or None |

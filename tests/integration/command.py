@@ -175,14 +175,14 @@ def assert_identities_hold(ledger: Mapping[str, Any]) -> None:
     assert replay["stored"] == replay["present"] + sum(replay["removed"].values()) + replay["lost_at_restart"]
     assert learner["drawn"] == learner["trained"] + learner["queued"] + sum(learner["discarded"].values())
     # What the learner drew was drawn at replay, and what a dead shard did not live to tell of it is unknown.
-    assert replay["removed"]["sampled"] + replay["unknown"] == learner["drawn"] + learner["unknown"]
+    assert replay["sampled"] + replay["unknown"] == learner["drawn"] + learner["unknown"]
 
 
 def assert_nothing_was_lost(ledger: Mapping[str, Any]) -> None:
     """What holds as well if nobody was killed."""
     actor, replay, learner = ledger["actor"], ledger["replay"], ledger["learner"]
     assert actor["acknowledged"] == replay["stored"]
-    assert replay["removed"]["sampled"] == learner["drawn"]
+    assert replay["sampled"] == learner["drawn"]
     assert (actor["unknown"], replay["unknown"], learner["unknown"], replay["lost_at_restart"]) == (0, 0, 0, 0)
 
 

@@ -308,9 +308,17 @@ class LearnerParts:
         self.schema = make_agent(self.config.agent, spaces, state_spec(self.network)).schema
         assert self.publisher.publish(self.network, 0)
         assert self.link.open(open_request(RUN, EPOCH, self.config, self.schema))
-        self.definition.opened.set_result(Opened(self.schema, self.link.items_address))
+        self.definition.opened.set_result(Opened(self.schema, [self.link.items_address]))
         learner = self.config.learner
-        source = Source(self.link.samples_address, RUN, EPOCH, UNROLLS, learner.batch_size, learner.prefetch)
+        source = Source(
+            [self.link.samples_address],
+            RUN,
+            EPOCH,
+            UNROLLS,
+            learner.batch_size,
+            learner.prefetch,
+            codec=self.config.replay.codec,
+        )
         self.loader = Loader(source, self.schema, self.metrics)
         self._closing.callback(self.loader.close)
         thread = threading.Thread(target=partial(self.link.run, self.loader.ledger.drawn_from), name="replay-link")

@@ -6,18 +6,22 @@ Of speed nothing is promised here: that a rate is there, and is one.
 from __future__ import annotations
 
 import json
+import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from command import Command, running
-from harness import START_S, until
+from harness import START_S, metric, until
 
 WIRE = ["bench", "wire", "--seconds", "0.5", "--shape", "8,8,2", "--length", "5", "--items-per-message", "3"]
 REPLAY = ["bench", "replay", "--seconds", "0.5", "--payload-bytes", "64,4096", "--items-per-message", "8",
-          "--batch-size", "12"]  # fmt: skip
+          "--batch-size", "12", "--max-items", "40", "--table-items", "2000"]  # fmt: skip
+PONG = ["bench", "replay", "--seconds", "0.5", "--length", "4", "--batch-size", "8", "--max-items", "40",
+        "--table-items", "0"]  # fmt: skip
 WEIGHTS = ["bench", "weights", "--seconds", "1", "--megabytes", "0.05", "--subscribers", "1,5"]
 ENDLESS_S = "600"
 
@@ -55,16 +59,85 @@ def test_wire_moves_any_dtype(tmp_path: Path, dtype: str) -> None:
     assert (found["intact"], found["dtype"], found["batch_size"]) == (True, dtype, 40)
 
 
-def test_replay_draws_intact_items_of_each_size(tmp_path: Path) -> None:
-    found = figures(tmp_path, REPLAY)
+def assert_in_step(system: dict[str, Any], ratio: float, apart: float) -> None:
+    """What comes out is `ratio` times what goes in, but for `apart` items at either end of each of the five slices."""
+    assert_positive(system, "inserts_per_s", "samples_per_s", "batches_per_s", "bytes_in_per_item",
+                    "bytes_out_per_item", "cpu_us_per_sample", "cores")  # fmt: skip
+    assert abs(system["inserts_per_s"] * ratio - system["samples_per_s"]) * 0.5 <= 5 * 2 * apart
+
+
+def test_replay_draws_intact_items_of_each_size_with_each_codec_as_often_as_it_is_told(tmp_path: Path) -> None:
+    found = figures(tmp_path, [*REPLAY, "--samples-per-insert", "3"])
     assert found["intact"] is True
-    assert [size["payload_bytes"] for size in found["sizes"]] == [64, 4096]
-    for size in found["sizes"]:
-        assert_positive(size, "inserted_per_s", "drawn_per_s", "mb_per_s")
-        assert size["cpu_us_per_item"] >= 0
-        assert size["mb_per_s"] == pytest.approx(size["drawn_per_s"] * size["payload_bytes"] / 1e6)
-        in_between = 2 * 12 + 2 * 8  # table and window: what goes in and what comes out differ by no more
-        assert abs(size["inserted_per_s"] - size["drawn_per_s"]) * 0.5 <= in_between
+    assert [load["shape"] for load in found["loads"]] == [[64], [4096]]
+    for load in found["loads"]:
+        assert [system["name"] for system in load["systems"]] == ["Headrace, lz4", "Headrace, none"]
+        for system in load["systems"]:
+            slack, in_flight = 2 * 12 + 3, 12 + 3 * 2 * 8
+            assert_in_step(system, 3, slack + in_flight)
+            assert system["bytes_out_per_item"] > 0.9 * load["item_bytes"]  # random: it cannot be compressed
+    assert_positive(found["table"], "draw_us", "update_us", "draw_and_update_us")
+    assert (found["table"]["items"], found["table"]["batch_size"]) == (2000, 512)
+
+
+def test_items_that_were_drawn_get_new_priorities(tmp_path: Path) -> None:
+    with running(tmp_path, [*REPLAY, "--codec", "lz4", "--seconds", ENDLESS_S]) as command:
+        words = command.child("replay").cmdline()
+        port = int(words[words.index("--metrics-bind") + 1].rpartition(":")[2])
+
+        def applied() -> bool:
+            assert command.process.running, command.process.text()
+            try:
+                return metric(port, "headrace_replay_priorities_applied_total") > 1000
+            except OSError:  # it is still starting
+                return False
+
+        until(applied, "new priorities", START_S)
+
+
+def test_a_fifo_hands_each_item_out_once(tmp_path: Path) -> None:
+    fifo = ["bench", "replay", "--seconds", "0.5", "--payload-bytes", "4096", "--items-per-message", "8",
+            "--batch-size", "12", "--sampler", "fifo", "--codec", "none", "--table-items", "0"]  # fmt: skip
+    found = figures(tmp_path, fifo)
+    [load], table = found["loads"], found["table"]
+    [system] = load["systems"]
+    assert_in_step(system, 1, 2 * 12 + 2 * 8)
+    assert table is None
+
+
+def test_pong_is_small_on_the_wire_when_it_is_compressed(tmp_path: Path) -> None:
+    found = figures(tmp_path, PONG)
+    [load] = found["loads"]
+    assert load["shape"] == [4, 84, 84]
+    lz4, none = load["systems"]
+    assert_in_step(lz4, 1, 2 * 8 + 1 + 8 + 2 * 16)
+    for way in ("bytes_in_per_item", "bytes_out_per_item"):
+        assert none[way] > 0.9 * load["item_bytes"] == 0.9 * 4 * 84 * 84  # some are under way
+        assert lz4[way] < none[way] / 5
+
+
+@pytest.mark.skipif(
+    "HEADRACE_REVERB" not in os.environ, reason="HEADRACE_REVERB names no Python with Reverb (benchmarks/peers)"
+)
+def test_reverb_is_under_the_same_load(tmp_path: Path) -> None:
+    found = figures(tmp_path, [*PONG, "--reverb", os.environ["HEADRACE_REVERB"]])
+    [load] = found["loads"]
+    *ours, reverb = load["systems"]
+    assert reverb["name"] == "Reverb, snappy"
+    assert_in_step(reverb, 1, 2 * 8 + 1 + 4 * 8 + 2 * 16)
+    assert reverb["bytes_out_per_item"] < load["item_bytes"] / 2
+    for system in ours:
+        assert system["ratio"]["samples_per_s"] == pytest.approx(system["samples_per_s"] / reverb["samples_per_s"])
+        assert len(system["ratio"]["samples_per_s_by_slice"]) == 5
+
+
+def test_a_python_without_reverb_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with running(tmp_path, [*PONG, "--reverb", sys.executable]) as command:
+        assert command.wait() == 2
+        [line] = command.errors()
+        assert line.startswith("headrace: error: --reverb: ")
+        assert "has no reverb; benchmarks/peers/replay.py makes an environment with Reverb" in line
+        assert command.output() == []
 
 
 def test_weights_reach_every_subscriber(tmp_path: Path) -> None:
@@ -87,6 +160,15 @@ def test_a_table_names_what_its_columns_are(tmp_path: Path) -> None:
         assert [row.split()[0] for row in rows] == ["Headrace", "msgpack-numpy", "ratio"]
 
 
+def test_the_tables_of_replay_say_what_is_compressed_and_how(tmp_path: Path) -> None:
+    with running(tmp_path, [*REPLAY, "--payload-bytes", "4096", "--samples-per-insert", "0.5"]) as command:
+        assert command.wait() == 0, command.process.text()
+        title, _, lz4, none, alone, _, _ = command.output()
+        assert title == "items of 4096 bytes, 1 feeding 8 at a time, batches of 12, prioritized, 0.5 samples per insert"
+        assert [row.split()[:2] for row in (lz4, none)] == [["Headrace,", "lz4"], ["Headrace,", "none"]]
+        assert alone.startswith("the table alone: 2,000 items, prioritized, batches of 512")
+
+
 # -- ends that were not planned ----------------------------------------------------------------------------------------
 
 
@@ -103,7 +185,7 @@ def started(command: Command, processes: int) -> list[psutil.Process]:
 
 
 @pytest.mark.parametrize(
-    ("benchmark", "processes"), [(WIRE, 1), (REPLAY, 3), (WEIGHTS, 2)], ids=["wire", "replay", "weights"]
+    ("benchmark", "processes"), [(WIRE, 1), (REPLAY, 6), (WEIGHTS, 2)], ids=["wire", "replay", "weights"]
 )
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, benchmark: list[str], processes: int) -> None:
     with running(tmp_path, [*benchmark, "--seconds", ENDLESS_S]) as command:
@@ -114,7 +196,7 @@ def test_ctrl_c_leaves_nothing_behind(tmp_path: Path, benchmark: list[str], proc
         assert command.left() == []
 
 
-@pytest.mark.parametrize(("benchmark", "processes"), [(REPLAY, 3), (WEIGHTS, 2)], ids=["replay", "weights"])
+@pytest.mark.parametrize(("benchmark", "processes"), [(REPLAY, 6), (WEIGHTS, 2)], ids=["replay", "weights"])
 def test_its_processes_leave_when_it_is_killed(tmp_path: Path, benchmark: list[str], processes: int) -> None:
     with running(tmp_path, [*benchmark, "--seconds", ENDLESS_S]) as command:
         started(command, processes)
@@ -124,7 +206,7 @@ def test_its_processes_leave_when_it_is_killed(tmp_path: Path, benchmark: list[s
 
 @pytest.mark.parametrize(
     ("benchmark", "processes", "lost"),
-    [(WIRE, 1, 0), (REPLAY, 3, 0), (REPLAY, 3, 2), (WEIGHTS, 2, 0), (WEIGHTS, 2, 1)],
+    [(WIRE, 1, 0), (REPLAY, 6, 0), (REPLAY, 6, 2), (WEIGHTS, 2, 0), (WEIGHTS, 2, 1)],
     ids=["sender", "replay", "drawer", "learner", "subscribers"],
 )
 def test_a_lost_process_ends_it_with_one_line(tmp_path: Path, benchmark: list[str], processes: int, lost: int) -> None:

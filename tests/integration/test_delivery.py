@@ -88,7 +88,7 @@ def item_stream(me: Introduction) -> Iterator[ItemStream]:
 
 @contextmanager
 def loader(shard: ReplayShard, epoch: int = EPOCH) -> Iterator[Loader]:
-    source = Source(shard.samples, RUN, epoch, UNROLLS, BATCH, prefetch=1)
+    source = Source([shard.samples], RUN, epoch, UNROLLS, BATCH, prefetch=1)
     drawing = Loader(source, SCHEMA, LearnerMetrics(CollectorRegistry()))
     try:
         yield drawing

@@ -118,7 +118,7 @@ def test_an_actor_makes_nothing_and_is_not_ready_before_its_first_weights(proces
         assert spaces is not None
         schema = make_agent(CONFIG.agent, spaces, {}).schema
         replay.open(open_request(RUN, EPOCH, CONFIG, schema))
-        learner.definition.opened.set_result(Opened(schema, replay.items))
+        learner.definition.opened.set_result(Opened(schema, [replay.items]))
         # From here on it may deliver, and the learner has published nothing.
         until(lambda: replay.statistics(RUN).peers == 1, "the actor at replay")
         until(lambda: subscribers(learner) == 1, "the actor to subscribe")
@@ -129,7 +129,7 @@ def test_an_actor_makes_nothing_and_is_not_ready_before_its_first_weights(proces
 
         assert learner.publisher.publish(build_network(CONFIG.model, spaces), 3)
         until(lambda: is_ready(port), "the actor to be ready")
-        source = Source(replay.samples, RUN, EPOCH, UNROLLS, CONFIG.learner.batch_size, prefetch=1)
+        source = Source([replay.samples], RUN, EPOCH, UNROLLS, CONFIG.learner.batch_size, prefetch=1)
         loader = Loader(source, schema, learner.metrics)
         try:
             batch = until(lambda: loader.next(0.1), "a batch")

@@ -50,6 +50,10 @@ CASES = {
         ["train", "cartpole", "--serial", "--evaluation.every_s", "60", "--run-dir", "{folder}/serial"],
         ["evaluation.every_s: 60", "--serial", "set it to null"],
     ),
+    "several shards in one process": (
+        ["train", "cartpole", "--serial", "--replay.shards", "2", "--run-dir", "{folder}/serial"],
+        ["replay.shards: 2", "--serial", "set it to 1"],
+    ),
     "the learner's port in use": (
         ["learner", "cartpole", "--bind", "{taken}", "--metrics-bind", ANY, "--run-dir", "{folder}/run", *QUIET],
         ["{taken}", "--bind"],

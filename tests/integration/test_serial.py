@@ -60,6 +60,41 @@ def test_every_item_is_accounted_for_exactly(runs: list[Command]) -> None:
     assert ledger["learner"]["trained"] == runs[0].config().learner.batch_size * UPDATES
 
 
+PRIORITIZED = """
+env: {id: CartPole-v1, num_envs: 4}
+agent: {name: r2d2, burn_in: 2, unroll_length: 8, period: 4, n_steps: 3, target_period: 10}
+model: {hidden_sizes: [8], core: gru, core_size: 8}
+actor: {count: 2}
+replay: {max_items: 64, min_size: 32, samples_per_insert: 2}
+learner: {batch_size: 16}
+stop: {updates: 40}
+"""
+
+
+def test_items_that_are_drawn_by_priority_are_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    (tmp_path / "prioritized.yaml").write_text(PRIORITIZED)
+    ended = []
+    for seed in ("3", "3", "4"):
+        run_dir = tmp_path / f"run-{len(ended)}"
+        arguments = ["train", str(tmp_path / "prioritized.yaml"), "--serial", "--seed", seed, "--run-dir", str(run_dir)]
+        with running(tmp_path, arguments) as command:
+            assert command.wait() == 0
+            ended.append((load_file(command.checkpoints()[-1] / "state.safetensors"), command.summary()))
+    one, again, other = (tensors for tensors, _ in ended)
+    equal = same(one, again)
+    assert any(name.startswith("target/") for name in equal)
+    assert all(equal.values()), equal
+    assert not all(same(one, other).values())
+    summary = ended[0][1]
+    replay, learner = summary["ledger"]["replay"], summary["ledger"]["learner"]
+    assert_identities_hold(summary["ledger"])
+    assert (replay["sampled"], learner["drawn"], learner["trained"]) == (640, 640, 640)
+    assert replay["present"] == 64
+    assert replay["removed"] == {"evicted": replay["stored"] - 64}
+    assert summary["trained_steps"] <= summary["env_steps"]  # each tick counts once, however often it was drawn
+    assert summary["samples_per_insert"] == pytest.approx(2.0, abs=0.2)
+
+
 def test_it_goes_on_where_sigterm_stopped_it(tmp_path: Path) -> None:
     often = ["--telemetry.log_every_s", "0.1", "--telemetry.tensorboard", "false"]
     goal = ["--stop.return_", "null", "--stop.steps", "null"]

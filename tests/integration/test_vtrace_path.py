@@ -100,7 +100,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
         replay.open(open_request(RUN, EPOCH, config, schema))
         me = Introduction(replay.items, RUN, uuid.uuid4().bytes, 0, schema.hash, UNROLLS, 60.0)
         stream = ItemStream(me, ActorMetrics(CollectorRegistry()))
-        source = Source(replay.samples, RUN, EPOCH, UNROLLS, SLOTS, 1)
+        source = Source([replay.samples], RUN, EPOCH, UNROLLS, SLOTS, 1)
         loader = Loader(source, schema, LearnerMetrics(CollectorRegistry()))
         try:
             assert stream.wait_for_room(SLOTS, threading.Event(), lambda: None)

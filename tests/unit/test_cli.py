@@ -15,7 +15,7 @@ import yaml
 
 from headrace.arguments import TOP_LEVEL_KEYS, Address
 from headrace.cli import main
-from headrace.config import config_keys
+from headrace.config import config_keys, presets
 from headrace.config_layers import SHORTHANDS
 from headrace.errors import ComponentLost, ConfigError
 from headrace.service_args import parse_actor, parse_learner, parse_replay
@@ -155,6 +155,12 @@ def test_bench_train_passes_its_arguments_on(started: Calls) -> None:
         ("bench wire --shape 1000,1000 --items-per-message 99", "--items-per-message: got '99'; expected at most 51"),
         ("bench replay --payload-bytes 64,100", "expected multiples of 64"),
         ("bench replay --payload-bytes 1048576 --batch-size 512 --items-per-message 2000", "from 1 to 512"),
+        ("bench replay --payload-bytes 64 --length 4", "--length: got '4'; expected no length of sequences, since"),
+        ("bench replay --sampler fifo --samples-per-insert 2", "--samples-per-insert: got '2'; expected none for a"),
+        ("bench replay --samples-per-insert 0", "--samples-per-insert: got '0'; expected a number > 0 and at most"),
+        ("bench replay --codec lz4,lz5", 'did you mean "lz4"?'),
+        ("bench replay --max-items 63", "--max-items: got '63'; expected a whole number from 64 to"),
+        ("bench replay --payload-bytes 8388608", "the default of --max-items: got '1024'; expected at most 512"),
         ("bench weights --megabytes 0", "--megabytes: got '0'"),
         ("bench weights --subscribers 1,,2", "--subscribers: got '1,,2'"),
         ("bench weights --subscribes 1", "did you mean --subscribers?"),
@@ -168,6 +174,17 @@ def test_bench_train_passes_its_arguments_on(started: Calls) -> None:
         ("replay --bind 0.0.0.0:6200", "--insecure allows others, with traffic that is neither encrypted"),
         ("replay --items-port 6200", "both name port 6200"),
         ("replay --log-level loud", "expected one of debug, info, warning, error"),
+        (
+            "learner cartpole --replay localhost:1,localhost:1",
+            "--replay: got 'localhost:1,localhost:1'; expected every",
+        ),
+        ("learner cartpole --replay localhost:1,localhost", "--replay: got 'localhost'; expected host:port"),
+        ("learner cartpole --replay localhost:1,r:2", "--replay: got 'r:2'; expected a loopback address"),
+        ("learner cartpole --replay localhost:1 --replay.shards 2", "expected 2 addresses, as replay.shards says"),
+        (
+            "learner cartpole --replay l:1,l:2,l:3 --insecure",
+            "(preset cartpole) is no multiple of replay.shards = 3",
+        ),
         ("learner cartpole --metrics-bind 10.0.0.1:80", "expected a loopback address"),
     ],
 )
@@ -213,7 +230,8 @@ def test_a_failure_of_a_run_ends_with_its_exit_code(
 def test_presets_lists_names_and_descriptions(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["presets"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [["cartpole", "CartPole-v1"], ["cartpole-memory", "CartPole-v1"]]
+    assert ["cartpole", "CartPole-v1", "by", "V-trace"] in [line.split()[:4] for line in lines]
+    assert [line.split()[0] for line in lines] == sorted(presets())
 
 
 def test_config_commands(capsys: pytest.CaptureFixture[str]) -> None:
@@ -242,13 +260,27 @@ def test_services_parse_their_defaults_onto_loopback() -> None:
     assert (str(replay.bind), replay.items_port, replay.samples_port) == ("127.0.0.1:6200", 6201, 6202)
     assert str(replay.metrics_bind) == "127.0.0.1:6203"
     learner = parse_learner(["cartpole", "--learner.lr=0.5"], {})
-    assert (str(learner.bind), str(learner.replay)) == ("127.0.0.1:6100", "127.0.0.1:6200")
+    assert (str(learner.bind), *map(str, learner.replay)) == ("127.0.0.1:6100", "127.0.0.1:6200")
     assert learner.config.learner.lr.value(0) == 0.5
     assert parse_actor(["--lifeline"], {}).lifeline
     assert not parse_actor([], {"HEADRACE_LIFELINE": "1"}).lifeline
     assert not parse_actor([], {}).evaluator
     assert parse_actor(["--evaluator"], {}).evaluator
     assert parse_actor([], {"HEADRACE_EVALUATOR": "1"}).evaluator
+
+
+def test_the_learner_takes_as_many_shards_as_there_are_addresses_of() -> None:
+    argv = ["cartpole", "--learner.batch_size=12"]
+    for given, environ in (
+        (["--replay", "[::1]:1,localhost:2,localhost:3"], {}),
+        (
+            ["--replay.shards", "3"],
+            {"HEADRACE_REPLAY": "[::1]:1,localhost:2,localhost:3"},
+        ),
+    ):
+        learner = parse_learner([*argv, *given], environ)
+        assert learner.replay == (Address("::1", 1), Address("localhost", 2), Address("localhost", 3))
+        assert learner.config.replay.shards == 3
 
 
 def test_insecure_allows_other_addresses_by_flag_or_variable() -> None:

@@ -7,11 +7,14 @@ import subprocess
 import sys
 from fnmatch import fnmatchcase
 from pathlib import Path
+from typing import Any
 
 import pydantic
 import pytest
 import yaml
 
+from headrace.agents.apex import ApeXConfig
+from headrace.agents.r2d2 import R2D2Config
 from headrace.config import (
     MAY_CHANGE_ON_RESUME,
     RunConfig,
@@ -296,3 +299,40 @@ def test_the_schema_of_a_file_allows_a_preset_instead_of_an_environment() -> Non
     schema = json.loads(json.dumps(dump_schema()))
     assert schema["properties"]["preset"]["enum"] == list(presets())
     assert schema["anyOf"] == [{"required": ["preset"]}, {"required": ["env"]}]
+
+
+# -- the algorithm -----------------------------------------------------------------------------------------------------
+
+
+def test_another_algorithm_than_the_presets_has_its_own_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("preset: cartpole\nagent: {name: r2d2, burn_in: 3}\n")
+    by_file = load_config(file, [("agent.period", "5")], {})
+    assert by_file.agent == R2D2Config(burn_in=3, period=5)
+    assert by_file.learner == load_config("cartpole", (), {}).learner  # only the algorithm's settings stay behind
+    for flags in ([("agent.name", "apex"), ("agent.n_steps", "7")], [("agent.n_steps", "7"), ("agent.name", "apex")]):
+        assert load_config(file, flags, {}).agent == ApeXConfig(n_steps=7)
+    again = load_config("cartpole", [("agent.name", "vtrace")], {})
+    assert again.agent == load_config("cartpole", (), {}).agent
+
+
+def test_a_setting_of_another_algorithm_is_refused_and_so_is_an_unknown_one() -> None:
+    with pytest.raises(ConfigError, match=r"^agent.burn_in: set in --agent.burn_in, and no setting of the algorithm"):
+        load_config("cartpole", [("agent.burn_in", "3")], {})
+    with pytest.raises(ConfigError, match=r"^agent.name: got 'r2d3' from --agent.name; expected vtrace, or r2d2, or"):
+        load_config("cartpole", [("agent.name", "r2d3")], {})
+    with pytest.raises(ConfigError, match=r"did you mean --agent.burn_in\?"):
+        load_config("cartpole", [("agent.burnin", "3")], {})
+
+
+@pytest.mark.parametrize(
+    ("agent", "complaint"),
+    [
+        ({"period": 9, "unroll_length": 8}, "agent.period = 9 .* is above agent.unroll_length = 8"),
+        ({"epsilon_exponent": 1.0}, "returns count where it is at most 0.01"),
+    ],
+)
+def test_r2d2s_settings_that_contradict_each_other_are_refused(agent: dict[str, Any], complaint: str) -> None:
+    flags = [("agent.name", "r2d2"), *((f"agent.{key}", str(value)) for key, value in agent.items())]
+    with pytest.raises(ConfigError, match=complaint):
+        load_config("cartpole", flags, {})

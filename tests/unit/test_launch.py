@@ -1,4 +1,4 @@
-"""What the launcher gives its children: one thread each, and none of this process's own settings."""
+"""What the launcher starts: the services of a run, one thread each, and none of this process's own settings."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from headrace.launch import Child
+from headrace.config import load_config
+from headrace.launch import Child, Launcher
+from headrace.service_args import TrainOptions, parse_learner, parse_replay
+from headrace_replay.memory import memory_limit
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 TELLS = """
@@ -36,3 +39,24 @@ def test_every_service_is_started_with_one_thread_whatever_is_set_here(
     told = json.loads(child.log.read_text().splitlines()[-1])
     assert [told[name] for name in THREADS] == ["1", "1", "1"]
     assert not [name for name in told if name.startswith("HEADRACE_")]
+
+
+@pytest.mark.parametrize(("shards", "names"), [(1, ["replay"]), (3, ["replay-0", "replay-1", "replay-2"])])
+def test_a_run_has_as_many_replay_processes_as_it_has_shards_and_the_learner_is_told_of_each(
+    tmp_path: Path, shards: int, names: list[str]
+) -> None:
+    config = load_config("cartpole", [("replay.shards", str(shards)), ("learner.batch_size", "12")], {})
+    options = TrainOptions(tmp_path, "never", None, insecure=False, summary_json=None)
+    launcher = Launcher(config, options, tmp_path)
+    try:
+        assert [(child.name, child.log.name) for child in launcher._replay] == [(name, f"{name}.log") for name in names]
+        replays = [parse_replay(child.arguments[1:], {}) for child in launcher._replay]
+        memory = [replay.memory_bytes for replay in replays]
+        assert memory == ([None] if shards == 1 else [memory_limit().nbytes // shards] * shards)
+        learner = parse_learner(launcher._learner.arguments[1:], {})
+        assert list(learner.replay) == [replay.bind for replay in replays]
+        assert learner.config == config
+        ports = [(each.bind.port, each.items_port, each.samples_port, each.metrics_bind.port) for each in replays]
+        assert len({port for four in ports for port in four}) == 4 * shards
+    finally:
+        launcher.kill()

@@ -22,7 +22,14 @@ def adds_up(ledger: ReplayLedger) -> bool:
 def told() -> ReplayLedger:
     return ReplayLedger.from_statistics(
         replay_pb2.ReplayLedger(
-            received=20, stored=12, duplicate=3, rejected={"gap": 1}, waiting=4, present=5, removed={"sampled": 7}
+            received=20,
+            stored=12,
+            duplicate=3,
+            rejected={"gap": 1},
+            waiting=4,
+            present=5,
+            removed={"evicted": 7},
+            sampled=7,
         )
     )
 
@@ -43,7 +50,7 @@ def test_the_sum_over_boots_adds_up() -> None:
         total.add(ledger)
     assert adds_up(total)
     assert total.rejected == Counter(gap=3)
-    assert total.as_dict()["stored"] == 36
+    assert (total.as_dict()["stored"], total.as_dict()["sampled"]) == (36, 21)
 
 
 def test_what_the_learner_drew_is_trained_queued_or_discarded() -> None:

@@ -57,7 +57,7 @@ class Learner:
         metrics = LearnerMetrics(self.registry)
         self.roster = Roster(EPOCH, 10.0, CONFIG.stop, metrics)
         definition = Definition(SPACES)
-        definition.opened.set_result(Opened(PayloadSchema({"number": ArraySpec("<i8", ())}), "127.0.0.1:6201"))
+        definition.opened.set_result(Opened(PayloadSchema({"number": ArraySpec("<i8", ())}), ["127.0.0.1:6201"]))
         publisher = WeightPublisher(EPOCH, 0.0, lambda function: function(), metrics)
         publisher.publish(torch.nn.Linear(2, 2), 7)
         self.front = LearnerFront(RUN, EPOCH, CONFIG, self.roster, definition, publisher, Evaluations(metrics))

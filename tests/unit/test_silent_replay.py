@@ -4,7 +4,8 @@ at a new address is found by its name."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from headrace.wire.messages import (
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor import stream as stream_module
 from headrace_actor.stream import Introduction, ItemStream
-from headrace_learner import loader as loader_module
+from headrace_learner import shard_requests
 from headrace_learner.loader import Loader, Source
 
 SIZE, WINDOW_ITEMS, WINDOW_BYTES = 100_000, 8, 350_000
@@ -48,6 +49,7 @@ class Shard:
         self.hellos = 0
         self.items = 0
         self.bytes = 0
+        self.seqs: list[int] = []
         self.requests: list[int] = []
 
     def turn(self) -> None:
@@ -59,6 +61,7 @@ class Shard:
                     self.hellos += 1
                     self.answer(Credit(7, seq, WINDOW_ITEMS, WINDOW_BYTES))
                 case Items(seq=seq):
+                    self.seqs.append(seq)
                     self.items += len(frames) - 2
                     self.bytes += sum(len(frame) for frame in frames[2:])
                     if self._acknowledges:
@@ -70,7 +73,7 @@ class Shard:
         assert sockets.send(self.socket, [self.route, encode(message), *payloads])
 
     def close(self) -> None:
-        self.socket.close()
+        self.socket.close(linger=0)
 
 
 @pytest.fixture
@@ -91,8 +94,10 @@ def item(number: int) -> Item:
     return Item(bytes([number]) * SIZE, 1, 1)
 
 
-def stream_to(address: str, registry: CollectorRegistry | None = None) -> ItemStream:
-    me = Introduction(address, "run", b"a" * 16, 0, b"schema", UNROLLS, patience_s=60.0)
+def stream_to(
+    address: str, registry: CollectorRegistry | None = None, patience_s: float = 60.0, others: Sequence[str] = ()
+) -> ItemStream:
+    me = Introduction(address, "run", b"a" * 16, 0, b"schema", UNROLLS, patience_s, others=others)
     return ItemStream(me, ActorMetrics(registry or CollectorRegistry()))
 
 
@@ -150,7 +155,7 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     resolved: dict[str, str] = {}
     connect = sockets.connect
     monkeypatch.setattr(sockets, "connect", lambda context, address: connect(context, resolved[address]))
-    for module in (stream_module, loader_module):
+    for module in (stream_module, shard_requests):
         monkeypatch.setattr(module, "SILENCE_S", 0.15)
     return resolved
 
@@ -177,12 +182,65 @@ def test_an_actor_finds_a_shard_that_comes_back_under_its_name_at_another_addres
     assert stream.ledger().acknowledged == 2
 
 
+def test_an_actor_whose_shard_stays_away_gives_its_items_up_and_sends_new_ones_to_the_next_shard(
+    context: Context, names: dict[str, str]
+) -> None:
+    first, second = Shard(context), Shard(context, acknowledges=True)
+    names.update({"first": f"127.0.0.1:{first.port}", "second": f"127.0.0.1:{second.port}"})
+    stream = stream_to("first", patience_s=0.3, others=["second"])
+    try:
+        assert wait_for_room(stream, first, limit=20)
+        stream.put([item(0), item(1)])
+        while first.items < 2:
+            first.turn()
+        first.close()
+        assert wait_for_room(stream, second, limit=100, count=WINDOW_ITEMS)
+        assert stream.ledger().dropped == {"in_doubt": 2}  # they may be in the first one
+        stream.put([item(2)])
+        assert wait_for_room(stream, second, limit=100, count=WINDOW_ITEMS)
+        assert (second.items, second.seqs) == (1, [2])
+        second.close()
+        back = Shard(context, acknowledges=True)  # when that one stays away too, it goes to the first again
+        names["first"] = f"127.0.0.1:{back.port}"
+        stream.put([item(3)])
+        assert wait_for_room(stream, back, limit=100, count=WINDOW_ITEMS)
+        assert back.items == 0
+        back.close()
+    finally:
+        stream.leave()
+    assert (stream.ledger().acknowledged, stream.ledger().dropped) == (1, {"in_doubt": 3})
+
+
+def test_an_actor_with_one_shard_only_gives_its_items_up_and_goes_on_waiting_for_that_one(
+    context: Context, names: dict[str, str]
+) -> None:
+    shard = Shard(context)
+    names["only"] = f"127.0.0.1:{shard.port}"
+    stream = stream_to("only", patience_s=0.3)
+    try:
+        assert wait_for_room(stream, shard, limit=20)
+        stream.put([item(0)])
+        shard.close()
+        deadline = time.monotonic() + 10.0
+        while not stream.ledger().dropped:
+            assert time.monotonic() < deadline
+            stream.put([])
+            time.sleep(0.01)
+        assert stream.ledger().dropped == {"in_doubt": 1}
+        back = Shard(context, acknowledges=True)
+        names["only"] = f"127.0.0.1:{back.port}"
+        assert wait_for_room(stream, back, limit=100)
+        back.close()
+    finally:
+        stream.leave()
+
+
 def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_address(
     context: Context, names: dict[str, str]
 ) -> None:
     old = Shard(context)
     names["replay:6202"] = f"127.0.0.1:{old.port}"
-    source = Source("replay:6202", "run", 1, UNROLLS, batch_size=1, prefetch=1)
+    source = Source(["replay:6202"], "run", 1, UNROLLS, batch_size=1, prefetch=1)
     loader = Loader(source, SCHEMA, LearnerMetrics(CollectorRegistry()))
     try:
         while not old.requests:

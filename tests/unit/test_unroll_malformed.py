@@ -91,7 +91,7 @@ def test_more_new_ticks_than_valid_ones_are_found() -> None:
 def test_the_loader_blanks_them_and_the_rest_of_the_batch_is_trained_on() -> None:
     context = zmq.Context[zmq.Socket[bytes]]()
     replay, port = sockets.bind(context, "127.0.0.1", 0)
-    source = Source(f"127.0.0.1:{port}", "run", 1, UNROLLS, batch_size=SLOTS, prefetch=1)
+    source = Source([f"127.0.0.1:{port}"], "run", 1, UNROLLS, batch_size=SLOTS, prefetch=1)
     loader = Loader(
         source,
         SCHEMA,

@@ -6,6 +6,7 @@ With --evaluator it plays greedy episodes instead.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 
@@ -66,9 +67,11 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
             f"this actor makes other payloads than the learner expects, {difference}; run the same version"
         )
 
+    shards = deque(described.replay_items)
+    shards.rotate(-assignment.lease)  # its own first
     stream = ItemStream(
         Introduction(
-            address=described.replay_items[assignment.lease % len(described.replay_items)],
+            address=shards[0],
             run=assignment.run,
             actor=membership.id,
             lease=assignment.lease,
@@ -76,6 +79,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
             table=UNROLLS,
             patience_s=assignment.shard_patience_s,
             codec=assignment.codec,
+            others=list(shards)[1:],
         ),
         metrics,
     )

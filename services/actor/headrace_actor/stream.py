@@ -1,5 +1,7 @@
 """Delivers an actor's items to its replay shard: window, beats, reconnection and resending over one socket.
 
+If that shard stays away for long, what may have reached it is given up, and new items go to the next one.
+
 The stepping thread drives it itself, whenever it puts items or waits for room: a thread of its own would fight it for
 the interpreter at every frame. A keeper thread steps in when the environment takes long, so that the actor never falls
 silent. One lock guards it all, the socket included.
@@ -10,6 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -56,7 +59,7 @@ _WAIT_MS = 100  # for a message, until timers are looked at
 class Introduction:
     """Who the actor is to the shard."""
 
-    address: str  # host:port of the shard's items socket
+    address: str  # host:port of its shard's items socket
     run: str
     actor: bytes
     lease: int
@@ -64,6 +67,7 @@ class Introduction:
     table: str
     patience_s: float  # how long a lost shard's items are kept
     codec: str = "none"
+    others: Sequence[str] = ()  # the items sockets of further shards, in the order in which they are tried
 
 
 @dataclass(frozen=True)
@@ -88,12 +92,17 @@ class ItemStream:
         self._window = Window(introduction.table, introduction.codec)
         self._lock = threading.Lock()
         self._context = zmq.Context[zmq.Socket[bytes]](io_threads=1)
-        self._socket = sockets.connect(self._context, introduction.address)
+        self._shards = deque([introduction.address, *introduction.others])  # the first is the one in use
+        self._socket = sockets.connect(self._context, self._address)
         now = time.monotonic()
         self._heard_at = self._lost_at = self._progress_at = now
         self._spoke_at = now - BEAT_S
         self._farewell = False
         self._closed = False
+
+    @property
+    def _address(self) -> str:
+        return self._shards[0]
 
     def put(self, items: Sequence[Item]) -> None:
         """Takes items for delivery and sends what the credit allows; never waits (see `wait_for_room`).
@@ -173,17 +182,10 @@ class ItemStream:
         now = time.monotonic()
         window = self._window
         if now - self._heard_at > SILENCE_S:
-            logger.warning("replay at %s is silent; connecting again", self._me.address)
-            self._metrics.reconnects.labels(Peer.REPLAY).inc()
-            window.disconnected()
-            self._socket.close()
-            self._socket = sockets.connect(self._context, self._me.address)
-            self._heard_at, self._spoke_at = now, now - BEAT_S
+            logger.warning("replay at %s is silent; connecting again", self._address)
+            self._reconnect(now)
         if now - self._lost_at > self._me.patience_s:
-            self._lost_at = now
-            dropped = self._drop(DropReason.IN_DOUBT)
-            if dropped:
-                logger.error("replay stayed away for %.0f s: dropped %d unrolls", self._me.patience_s, dropped)
+            self._give_up(now)
         if window.max_items == 0:
             if now - self._spoke_at >= HELLO_S:
                 me = self._me
@@ -194,6 +196,24 @@ class ItemStream:
         if now - max(self._heard_at, self._spoke_at) >= BEAT_S:  # items are answered only once they are stored
             self._send(Beat())
             self._spoke_at = now
+
+    def _reconnect(self, now: float) -> None:
+        self._metrics.reconnects.labels(Peer.REPLAY).inc()
+        self._window.disconnected()
+        self._socket.close()
+        self._socket = sockets.connect(self._context, self._address)
+        self._heard_at, self._spoke_at = now, now - BEAT_S
+
+    def _give_up(self, now: float) -> None:
+        """The shard stayed away for too long: its items may be in it, and so go nowhere else. New ones may."""
+        away, self._lost_at = self._address, now
+        dropped = self._drop(DropReason.IN_DOUBT)
+        if dropped:
+            logger.error("replay at %s stayed away for %.0f s: dropped %d items", away, self._me.patience_s, dropped)
+        if len(self._shards) > 1:
+            self._shards.rotate(-1)
+            logger.warning("replay at %s stays away; new items go to %s", away, self._address)
+            self._reconnect(now)
 
     def _receive(self) -> None:
         while True:
@@ -211,7 +231,7 @@ class ItemStream:
         match message:
             case Refused():
                 raise ComponentLost(
-                    f"replay at {self._me.address} refuses this actor ({message.reason}): {message.detail}"
+                    f"replay at {self._address} refuses this actor ({message.reason}): {message.detail}"
                 )
             case Ack() | Farewell():
                 settled = window.on_ack(message)
@@ -221,7 +241,7 @@ class ItemStream:
                     self._metrics.unrolls_held.set(window.held)
                 self._farewell = isinstance(message, Farewell)
             case Credit() if window.max_items == 0 and message.window_items > 0:
-                logger.info("replay at %s grants a window of %d unrolls", self._me.address, message.window_items)
+                logger.info("replay at %s grants a window of %d items", self._address, message.window_items)
                 window.on_credit(message)
                 self._progress_at = self._heard_at
             case Reset():

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import grpc.aio
 
     from headrace_learner.loader import Loader
-    from headrace_learner.replay_link import ReplayLink
+    from headrace_learner.replay_link import ReplayLinks
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     from headrace_learner.evaluations import Evaluations
     from headrace_learner.front import Definition, LearnerFront, Opened
     from headrace_learner.publisher import WeightPublisher
-    from headrace_learner.replay_link import ReplayLink, open_request
+    from headrace_learner.replay_link import ReplayLinks, open_request, settings_of
     from headrace_learner.roster import Roster
     from headrace_learner.run_folder import RunFolder
 
@@ -73,7 +73,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     publisher = WeightPublisher(folder.epoch, config.learner.min_publish_s, server.call_soon, metrics)
     evaluations = None if config.evaluation.every_s is None else Evaluations(metrics)
     front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher, evaluations)
-    link = ReplayLink(args.replay, lifetime.stopping, metrics)
+    replay = ReplayLinks(args.replay, lifetime.stopping, metrics)
     server.start()
     server.set_serving(True)
     health.ready(True)
@@ -105,21 +105,26 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         elif args.init_from is not None:
             init_from(args.init_from, trainer)
         publisher.publish(network, trainer.updates)
-        if not link.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
+        if not replay.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return
-        definition.opened.set_result(Opened(schema, link.items_address))
+        definition.opened.set_result(Opened(schema, [link.items_address for link in replay.shards]))
+        settings = settings_of(config)
         source = Source(
-            address=link.samples_address,
+            addresses=[link.samples_address for link in replay.shards],
             run=folder.run,
             epoch=folder.epoch,
             table=UNROLLS,
             batch_size=config.learner.batch_size,
             prefetch=config.learner.prefetch,
+            codec=config.replay.codec,
+            prioritized=settings.sampler == "prioritized",
+            importance_exponent=settings.importance_exponent,
         )
         check = partial(malformed, num_actions=spaces.action.n)
         loader = Loader(source, schema, metrics, check, pinned=device.type == "cuda")
-        lifetime.thread("replay-link", partial(link.run, loader.ledger.drawn_from))
-        account = Account(config, trainer, roster, link, loader.ledger, evaluations)
+        for link in replay.shards:
+            lifetime.thread(f"link to {link.address}", partial(link.run, loader.ledger.drawn_from))
+        account = Account(config, trainer, roster, replay, loader.ledger, evaluations)
         recorder = Recorder(folder.path, config.telemetry.tensorboard)
         training = Training(
             config=config,
@@ -150,7 +155,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             roster.expire()
             training.keep_best()  # evaluators go on
         lifetime.check()
-        settle(link, loader)
+        settle(replay, loader)
         summary = account.summary(folder.run, folder.epoch, outcome, trained_until)
         if args.summary_json is not None:
             args.summary_json.write_text(json.dumps(summary, indent=1) + "\n")
@@ -160,15 +165,15 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         health.ready(False)
         publisher.close()
         server.stop(grace_s=0.5)
-        link.close()
+        replay.close()
 
 
-def settle(link: ReplayLink, loader: Loader, limit_s: float = 2.0) -> None:
+def settle(replay: ReplayLinks, loader: Loader, limit_s: float = 2.0) -> None:
     """Waits until what replay dealt out has arrived here, so that the ledger is exact."""
     deadline = time.monotonic() + limit_s
-    while link.poll() and time.monotonic() < deadline:
-        ledger = link.ledger()
-        if loader.ledger.drawn >= ledger.removed["sampled"] + ledger.unknown:
+    while replay.poll() and time.monotonic() < deadline:
+        ledger = replay.ledger()
+        if loader.ledger.drawn >= ledger.sampled + ledger.unknown:
             break
         loader.finish(timeout_s=0.02)
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.config import RunConfig
 from headrace_learner.evaluations import Evaluations
 from headrace_learner.ledgers import LearnerLedger, ReplayLedger
+from headrace_learner.replay_link import settings_of
 from headrace_learner.roster import Roster
 from headrace_learner.trainer import Trainer
 
@@ -70,6 +71,8 @@ class Account:
         self._replay = replay
         self._ledger = ledger
         self._evaluations = evaluations
+        settings = settings_of(config)
+        self._first_items = settings.min_size * settings.shards  # that nothing is drawn for
         self._started_at = time.monotonic()
         self._first_at: float | None = None  # when the first batch had been trained
         self._first_steps = 0
@@ -113,7 +116,7 @@ class Account:
             "lag_mean": lag.mean,
             "lag_max": lag.max,
             "replay_fill": self._replay.fill,
-            "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
+            "samples_per_insert": _ratio(replay.sampled, replay.stored - self._first_items),
             "actors": self._roster.actors,
             "actors_wanted": self._config.actor.count,
             "eta_s": _ratio(stop.steps - trainer.trained_steps, steps_per_s) if stop.steps else None,
@@ -147,7 +150,7 @@ class Account:
             "episodes": roster.episodes,
             "evaluation": None if self._evaluations is None else self._evaluations.summary(),
             "policy_lag": self._lag.as_dict(),
-            "samples_per_insert": _ratio(replay.removed["sampled"], replay.stored),
+            "samples_per_insert": _ratio(replay.sampled, replay.stored - self._first_items),
             "ledger": {
                 "actor": roster.ledger(drained=True).as_dict(),
                 "replay": replay.as_dict(),
@@ -157,7 +160,7 @@ class Account:
                     "queued": ledger.queued,
                     "discarded": dict(ledger.discarded),
                     # Drawn by this run at replay, and never seen here: by an earlier start that was killed.
-                    "unknown": max(0, replay.removed["sampled"] + replay.unknown - ledger.drawn),
+                    "unknown": max(0, replay.sampled + replay.unknown - ledger.drawn),
                 },
             },
         }

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +39,7 @@ class Opened:
     """What an actor needs to deliver, once the run is open at replay."""
 
     schema: PayloadSchema
-    replay_items: str  # host:port
+    replay_items: Sequence[str]  # host:port of each shard
 
 
 class Definition:
@@ -129,7 +129,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         return learner_pb2.DescribeReply(
             spaces_json=fixed.result().to_json(),
             schema=opened.schema.hash,
-            replay_items=[opened.replay_items],
+            replay_items=opened.replay_items,
             schema_json=opened.schema.to_json(),
         )
 

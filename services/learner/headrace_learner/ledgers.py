@@ -40,7 +40,10 @@ class ActorLedger:
 
 @dataclass
 class ReplayLedger:
-    """received = stored + duplicate + sum(rejected) + waiting; stored = present + sum(removed) + lost_at_restart."""
+    """received = stored + duplicate + sum(rejected) + waiting; stored = present + sum(removed) + lost_at_restart.
+
+    sampled: items drawn, each time anew.
+    """
 
     received: int = 0
     stored: int = 0
@@ -49,8 +52,9 @@ class ReplayLedger:
     waiting: int = 0
     present: int = 0
     removed: Counter[str] = field(default_factory=Counter)
+    sampled: int = 0
     lost_at_restart: int = 0
-    unknown: int = 0  # drawn from a boot after its last Statistics: it also stored them, and told nobody
+    unknown: int = 0  # drawn from a boot after its last Statistics: what it did since, it told nobody
 
     @classmethod
     def from_statistics(cls, told: replay_pb2.ReplayLedger) -> ReplayLedger:
@@ -62,6 +66,7 @@ class ReplayLedger:
             waiting=told.waiting,
             present=told.present,
             removed=Counter(told.removed),
+            sampled=told.sampled,
         )
 
     def closed(self, drawn: int) -> ReplayLedger:
@@ -72,8 +77,9 @@ class ReplayLedger:
             duplicate=self.duplicate,
             rejected=self.rejected,
             removed=self.removed,
+            sampled=self.sampled,
             lost_at_restart=self.present,
-            unknown=max(0, drawn - self.removed["sampled"]),
+            unknown=max(0, drawn - self.sampled),
         )
 
     def add(self, other: ReplayLedger) -> None:
@@ -84,6 +90,7 @@ class ReplayLedger:
         self.waiting += other.waiting
         self.present += other.present
         self.removed.update(other.removed)
+        self.sampled += other.sampled
         self.lost_at_restart += other.lost_at_restart
         self.unknown += other.unknown
 
@@ -96,6 +103,7 @@ class ReplayLedger:
             "waiting": self.waiting,
             "present": self.present,
             "removed": dict(self.removed),
+            "sampled": self.sampled,
             "lost_at_restart": self.lost_at_restart,
             "unknown": self.unknown,
         }
