@@ -258,6 +258,7 @@ def test_items_of_which_too_few_would_fit_are_a_shortage_with_its_arithmetic() -
 
 
 def test_more_items_at_once_than_the_error_buffer_ever_allows_are_refused_with_the_arithmetic() -> None:
+    assert prioritized(max_items=5000, min_size=5000, samples_per_insert=0.8, error_buffer=32.4).too_many(64) is None
     table = prioritized(min_size=1, samples_per_insert=2.0, error_buffer=10.0)
     assert table.too_many(18) is None
     told = table.too_many(19)

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# Samples by which the bounds may be exceeded. With the least buffer that works, the difference lies exactly on both
+# bounds again and again, and rounding, which grows with the counts, would block both sides for ever.
+SLACK = 1e-3
+
 
 @dataclass
 class RateLimiter:
@@ -49,7 +53,7 @@ class RateLimiter:
         """Whether `count` more items may be inserted now."""
         if self.inserts + count - self.deletes <= self.min_size:
             return True
-        return (self.inserts + count) * self.samples_per_insert - self.samples <= self.max_diff
+        return (self.inserts + count) * self.samples_per_insert - self.samples <= self.max_diff + SLACK
 
     def insertable(self, count: int) -> int:
         """How many of `count` more items may be inserted now."""
@@ -61,8 +65,12 @@ class RateLimiter:
             allowed, refused = (middle, refused) if self.can_insert(middle) else (allowed, middle)
         return allowed
 
+    def can_ever_sample(self, count: int) -> bool:
+        """Whether `count` items can be sampled at once without both sides waiting for each other one day."""
+        return self.max_diff - self.min_diff + SLACK >= count + self.samples_per_insert
+
     def can_sample(self, count: int) -> bool:
         """Whether `count` more items may be sampled now."""
         if self.inserts - self.deletes < self.min_size:
             return False
-        return self.inserts * self.samples_per_insert - self.samples - count >= self.min_diff
+        return self.inserts * self.samples_per_insert - self.samples - count >= self.min_diff - SLACK

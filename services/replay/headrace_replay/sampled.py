@@ -167,13 +167,11 @@ class SampledTable:
     # -- drawing -------------------------------------------------------------------------------------------------------
 
     def too_many(self, count: int) -> str | None:
-        limiter = self.limiter
-        apart, needed = limiter.max_diff - limiter.min_diff, count + limiter.samples_per_insert
-        if apart >= needed:
+        if self.limiter.can_ever_sample(count):
             return None
         return (
-            f"2 x error_buffer {apart / 2:g} is below {count} items + samples_per_insert {limiter.samples_per_insert:g}"
-            "; raise replay.error_buffer"
+            f"2 x error_buffer {self._spec.error_buffer:g} is below {count} items + samples_per_insert "
+            f"{self._spec.samples_per_insert:g}; raise replay.error_buffer"
         )
 
     def can_draw(self, count: int) -> bool:
