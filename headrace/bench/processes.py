@@ -164,8 +164,13 @@ class Children:
             time.sleep(min(left_s, _POLL_S))
 
     def _start(self, name: str, interpreter: Interpreter, arguments: Sequence[str], *, talks: bool) -> Child:
-        child = Child(name, interpreter, arguments, talks=talks)
-        self._children.append(child)
+        # Ctrl-C between a child's start and its place on the list would leave it behind.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            child = Child(name, interpreter, arguments, talks=talks)
+            self._children.append(child)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
         return child
 
 
