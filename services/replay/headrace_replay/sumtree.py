@@ -69,10 +69,10 @@ class SumTree:
     def _descend(self, masses: Weights) -> Indices:
         nodes, skipped = self._nodes, min(self._depth, _SKIPPED_LEVELS)
         first = 1 << skipped
-        ends = nodes[first : 2 * first].cumsum()
-        found = ends.searchsorted(masses, side="right")
-        np.minimum(found, first - 1, out=found)
-        mass = masses - np.concatenate(([0.0], ends)).take(found)
+        starts = np.zeros(first + 1)  # of the nodes' shares, and where the last one ends
+        nodes[first : 2 * first].cumsum(out=starts[1:])
+        found = starts[1:first].searchsorted(masses, side="right")
+        mass = masses - starts.take(found)
         found += first
         for _ in range(self._depth - skipped):
             found += found
