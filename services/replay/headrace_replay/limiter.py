@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+# The bounds are compared with so much tolerance: where both sides have just enough room, rounding must not block both.
+# It is a thousandth of an item after a billion of them.
+ROUNDING = 1 + 1e-12
+
 
 @dataclass
 class RateLimiter:
@@ -49,7 +53,7 @@ class RateLimiter:
         """Whether `count` more items may be inserted now."""
         if self.inserts + count - self.deletes <= self.min_size:
             return True
-        return (self.inserts + count) * self.samples_per_insert - self.samples <= self.max_diff
+        return (self.inserts + count) * self.samples_per_insert <= (self.samples + self.max_diff) * ROUNDING
 
     def insertable(self, count: int) -> int:
         """How many of `count` more items may be inserted now."""
@@ -65,4 +69,4 @@ class RateLimiter:
         """Whether `count` more items may be sampled now."""
         if self.inserts - self.deletes < self.min_size:
             return False
-        return self.inserts * self.samples_per_insert - self.samples - count >= self.min_diff
+        return self.inserts * self.samples_per_insert * ROUNDING >= self.samples + count + self.min_diff

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from headrace.telemetry.labels import RemoveReason
 from headrace.wire.items import Item
 from headrace.wire.messages import Floats, Ints
-from headrace_replay.limiter import RateLimiter
+from headrace_replay.limiter import ROUNDING, RateLimiter
 from headrace_replay.samplers import Live, PrioritizedSampler, Sampler, UniformSampler
 from headrace_replay.spec import PRIORITIZED, Clock, Draw, Observers, TableSpec
 
@@ -167,12 +167,11 @@ class SampledTable:
     # -- drawing -------------------------------------------------------------------------------------------------------
 
     def too_many(self, count: int) -> str | None:
-        limiter = self.limiter
-        apart, needed = limiter.max_diff - limiter.min_diff, count + limiter.samples_per_insert
-        if apart >= needed:
+        ratio, buffer = self._spec.samples_per_insert, self._spec.error_buffer
+        if 2 * buffer * ROUNDING >= count + ratio:
             return None
         return (
-            f"2 x error_buffer {apart / 2:g} is below {count} items + samples_per_insert {limiter.samples_per_insert:g}"
+            f"2 x error_buffer {buffer:g} is below {count} items + samples_per_insert {ratio:g}"
             "; raise replay.error_buffer"
         )
 

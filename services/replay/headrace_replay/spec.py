@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from headrace.wire.messages import Floats, Ints
+from headrace_replay.limiter import ROUNDING
 
 Clock = Callable[[], float]
 
@@ -62,7 +63,7 @@ def check_spec(spec: TableSpec) -> None:
         raise ValueError(f"{where}min_size {spec.min_size} is not from 1 to max_items {spec.max_items}")
     if not 0 < spec.samples_per_insert < float("inf"):
         raise ValueError(f"{where}samples_per_insert {spec.samples_per_insert:g} is not above 0 and finite")
-    if not 2 * spec.error_buffer >= 1 + spec.samples_per_insert:
+    if not 2 * spec.error_buffer * ROUNDING >= 1 + spec.samples_per_insert:
         raise ValueError(
             f"{where}2 x error_buffer {spec.error_buffer:g} is below 1 + samples_per_insert {spec.samples_per_insert:g}"
         )
