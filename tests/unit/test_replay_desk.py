@@ -11,8 +11,8 @@ from replay_tables import spec
 
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
-from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, PROTOCOL, TO_LEARNER, Batch, Sample, decode
-from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
+from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, MAX_OPEN_REQUESTS, PROTOCOL, TO_LEARNER, Batch, Sample, decode
+from headrace_replay.desk import SampleDesk, Served
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec

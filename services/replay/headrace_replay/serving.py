@@ -19,6 +19,7 @@ from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
     FROM_ACTOR,
     FROM_LEARNER,
+    MAX_OPEN_REQUESTS,
     Ack,
     Beat,
     Goodbye,
@@ -31,7 +32,7 @@ from headrace.wire.messages import (
     decode,
     encode,
 )
-from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
+from headrace_replay.desk import SampleDesk, Served
 from headrace_replay.metering import Meter
 from headrace_replay.priorities import PriorityUpdates
 from headrace_replay.run import RefusedError
