@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from headrace.config import RunConfig
 
 PRIORITY_EXPONENT, IMPORTANCE_EXPONENT = 0.6, 0.4  # Schaul et al. 2016, arXiv 1511.05952, section 4
-_SLACK = 1e-6  # of the error buffer: rounding must not make inserts and draws wait for each other
 _NOT_OF = {
     "fifo": ("min_size", "samples_per_insert", "error_buffer", "priority_exponent", "importance_exponent"),
     "uniform": ("priority_exponent", "importance_exponent"),
@@ -102,7 +101,7 @@ def table_settings(config: RunConfig) -> TableSettings:
         max_bytes=max_bytes,
         min_size=_part(min_size, shards),
         samples_per_insert=ratio,
-        error_buffer=buffer / shards * (1 + _SLACK),
+        error_buffer=buffer / shards,
         priority_exponent=alpha,
         importance_exponent=beta,
     )

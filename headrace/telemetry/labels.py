@@ -33,7 +33,7 @@ class RejectReason(StrEnum):
     SIZE = "size"  # the payload has the wrong length
     UNKNOWN_PEER = "unknown_peer"  # sent without a Hello
     OVERFLOW = "overflow"  # beyond the credit window
-    GOODBYE = "goodbye"  # still waiting when its actor left
+    GOODBYE = "goodbye"  # still waiting when its actor left, or gave it up
     GAP = "gap"  # not the next in sequence
     PRIORITY = "priority"  # its first priority is negative or not finite
     BUDGET = "budget"  # so large that its table could not hold enough of them to be drawn from

@@ -39,6 +39,7 @@ SILENCE_S = 5.0  # after which a peer counts as gone and its socket is opened an
 HELLO_S = 0.1  # between Hellos while there is no credit
 
 MAX_ITEMS_PER_MESSAGE = 1024
+MAX_OPEN_REQUESTS = 64  # of the learner at a shard: waiting, or answered and not yet known to have arrived
 MAX_TEXT = 512  # characters
 MAX_BYTES = 64
 MAX_INT = 1 << 63  # exclusive; a seq plus a count can then still be sent

@@ -16,7 +16,18 @@ from headrace.errors import ComponentLost, ConfigError
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.wire import sockets
 from headrace.wire.compression import compress
-from headrace.wire.messages import FROM_LEARNER, UNROLLS, Batch, Beat, Priorities, Refused, Sample, decode, encode
+from headrace.wire.messages import (
+    FROM_LEARNER,
+    MAX_OPEN_REQUESTS,
+    UNROLLS,
+    Batch,
+    Beat,
+    Priorities,
+    Refused,
+    Sample,
+    decode,
+    encode,
+)
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_learner import shard_requests
 from headrace_learner.loader import LoadedBatch, Loader, Source
@@ -138,6 +149,26 @@ def test_so_many_batches_are_asked_for_while_one_is_trained_on(
         assert [requests.outstanding for requests in loader._shards] == [during] * shards
         loader.ask()
         assert [requests.outstanding for requests in loader._shards] == [after] * shards
+
+
+def test_a_request_that_was_lost_finds_room_at_replay_however_many_were_answered_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with loading(shards=1, batch_size=1, prefetch=2) as (loader, (shard,)):
+        lost = shard.asked.pop(0)
+        for number in range(1, MAX_OPEN_REQUESTS):
+            shard.until(lambda: [sample for sample in shard.asked if sample.request != lost.request])
+            shard.asked = [sample for sample in shard.asked if sample.request != lost.request]
+            assert (shard.asked[0].request, shard.asked[0].oldest) == (number, lost.request)
+            shard.answer([number])
+            assert numbers(loader.next(5.0)) == [number]
+        assert loader._shards[0].outstanding == 1  # replay has as many as it takes, but for one
+        monkeypatch.setattr(shard_requests, "ASK_AGAIN_S", 0.0)
+        assert loader.next(0.0) is None
+        shard.until_asked()
+        shard.answer([0])
+        assert numbers(loader.next(5.0)) == [0]
+        assert loader._shards[0].outstanding == 2
 
 
 def test_a_batch_is_put_together_from_equal_parts_that_each_lie_in_their_rows() -> None:

@@ -163,6 +163,26 @@ def test_actors_that_are_ahead_are_seen_and_go_on_as_soon_as_the_learner_draws(r
     assert replay.value("insert_wait_seconds_sum") > 0.3
 
 
+def test_the_workers_time_goes_to_what_it_does_and_none_of_it_is_missing(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = replay.shard.tables[UNROLLS]
+    insert, draw = table.insert, table.draw
+    monkeypatch.setattr(table, "insert", lambda items: (time.sleep(0.3), insert(items)))
+    monkeypatch.setattr(table, "draw", lambda count: (time.sleep(0.2), draw(count))[1])
+    time.sleep(0.1)  # until the turn under way is over
+    started, before = time.monotonic(), {state: replay.seconds(state) for state in WorkerState}
+    replay.put(4)
+    replay.stored(4)
+    replay.ask(2)
+    assert isinstance(replay.heard(replay.learner), Batch)
+    time.sleep(0.1)
+    spent = {state: replay.seconds(state) - before[state] for state in WorkerState}
+    assert 0.3 <= spent[WorkerState.INSERTING] < 0.4
+    assert 0.2 <= spent[WorkerState.SAMPLING] < 0.3
+    assert sum(spent.values()) == pytest.approx(time.monotonic() - started, abs=0.1)
+
+
 def test_samples_per_insert_are_told_beside_their_target_from_the_least_size_on(replay: Replay) -> None:
     replay.put(64)
     for _ in range(30):

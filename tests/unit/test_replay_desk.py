@@ -11,8 +11,8 @@ from replay_tables import spec
 
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
-from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, PROTOCOL, TO_LEARNER, Batch, Sample, decode
-from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
+from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, MAX_OPEN_REQUESTS, PROTOCOL, TO_LEARNER, Batch, Sample, decode
+from headrace_replay.desk import SampleDesk, Served
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
@@ -218,6 +218,7 @@ def test_a_request_that_the_tables_limits_never_allow_is_refused_with_the_arithm
             made.ask(0, count=8, table=table)
         assert caught.value.reason == "budget"
     made.ask(0, count=3)
-    made.put(1)
-    with pytest.raises(RefusedError, match="3 items x 8 bytes = 24; max_bytes is 20"):
+    made.put(2)
+    assert made.shard.tables["unrolls"].room([Item(bytes(8), 0, 0)]) == 0
+    with pytest.raises(RefusedError, match="3 items; 2 are there, one more makes 24 bytes: max_bytes is 20"):
         made.ask(0, count=3)

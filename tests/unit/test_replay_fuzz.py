@@ -15,6 +15,7 @@ from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
     FROM_ACTOR,
     FROM_LEARNER,
+    MAX_OPEN_REQUESTS,
     PROTOCOL,
     TO_ACTOR,
     TO_LEARNER,
@@ -27,7 +28,7 @@ from headrace.wire.messages import (
     decode,
     encode,
 )
-from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
+from headrace_replay.desk import SampleDesk
 from headrace_replay.priorities import PriorityUpdates
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.shard import Shard

@@ -86,6 +86,20 @@ def test_the_difference_stays_within_its_bounds_whatever_is_asked_in_whatever_or
             limiter.deletes += count
 
 
+@pytest.mark.parametrize(("ratio", "min_size", "batch"), [(0.6, 1, 7), (2.2, 3, 7), (2.2, 12_345, 7), (0.1, 64, 1)])
+def test_with_a_buffer_that_just_suffices_rounding_does_not_block_both_sides(
+    ratio: float, min_size: int, batch: int
+) -> None:
+    limiter = RateLimiter.ratio(ratio, min_size, (batch + ratio) / 2)
+    limiter.inserts = min_size
+    for _ in range(15_000):
+        if limiter.can_insert(1):
+            limiter.inserts += 1
+        else:
+            assert limiter.can_sample(batch), limiter
+            limiter.samples += batch
+
+
 def test_without_samples_per_insert_inserts_are_never_blocked() -> None:
     limiter = RateLimiter.ratio(0.0, min_size=1, error_buffer=1.0)
     assert insert_until_blocked(limiter) == 1000

@@ -21,10 +21,10 @@ from headrace.telemetry.catalogue import ActorMetrics, ReplayMetrics
 from headrace.unroll import UnrollWriter, unroll_schema
 from headrace.wire import sockets
 from headrace.wire.items import Item
-from headrace.wire.messages import PROTOCOL, UNROLLS, Beat, Hello, Sample, encode
+from headrace.wire.messages import MAX_OPEN_REQUESTS, PROTOCOL, UNROLLS, Beat, Hello, Sample, encode
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor.stream import Introduction, ItemStream
-from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk
+from headrace_replay.desk import SampleDesk
 from headrace_replay.run import Run
 from headrace_replay.serving import ShardSockets
 from headrace_replay.shard import Shard

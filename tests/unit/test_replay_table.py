@@ -75,6 +75,23 @@ def test_of_several_items_as_many_as_fit_get_in() -> None:
     assert made.nbytes == 0
 
 
+def test_a_batch_is_too_many_once_the_items_that_came_leave_no_room_for_its_last_one() -> None:
+    """Compressed items differ in size: neither the first ones nor their mean tell how many will fit."""
+    made = table(max_items=10, max_bytes=100)
+    made.insert([item(1, size=60)])
+    assert made.too_many(4) is None  # the others may be smaller
+    assert made.room([item(2, size=10), item(3, size=10), item(4, size=30)]) == 2
+    made.insert([item(2, size=10), item(3, size=10)])
+    assert made.too_many(4) is None
+    assert made.room([item(4, size=30)]) == 0
+    told = made.too_many(4)
+    assert told is not None
+    assert "3 are there, one more makes 110 bytes: max_bytes is 100" in told
+    assert made.too_many(3) is None
+    made.draw(1)
+    assert made.too_many(4) is None
+
+
 def test_a_draw_waits_until_the_whole_batch_is_there() -> None:
     made = table()
     made.insert([item(1)])

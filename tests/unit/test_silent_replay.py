@@ -235,6 +235,25 @@ def test_an_actor_with_one_shard_only_gives_its_items_up_and_goes_on_waiting_for
         stream.leave()
 
 
+def test_an_actor_that_gave_its_items_up_introduces_itself_before_it_sends_others(context: Context) -> None:
+    """Else they would come on top of those, which wait in its window at the shard: more than it was granted."""
+    shard = Shard(context)
+    stream = stream_to(f"127.0.0.1:{shard.port}", patience_s=0.3)
+    try:
+        assert wait_for_room(stream, shard, limit=20)
+        stream.put([item(number) for number in range(3)])
+        while not stream.ledger().dropped:
+            wait_for_room(stream, shard, limit=1, count=WINDOW_ITEMS)
+        stream.put([item(3)])
+        while shard.seqs[-1] != 3:
+            stream.put([])
+            shard.turn()
+        assert shard.hellos >= 2
+    finally:
+        stream.leave()
+        shard.close()
+
+
 def test_the_learner_finds_a_shard_that_comes_back_under_its_name_at_another_address(
     context: Context, names: dict[str, str]
 ) -> None:

@@ -13,7 +13,7 @@ from headrace.table_settings import table_settings
 from headrace.wire.messages import UNROLLS
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_learner.replay_link import open_request
-from headrace_replay.limiter import RateLimiter
+from headrace_replay.table import TableSpec, make_table
 
 SCHEMA = PayloadSchema({"number": ArraySpec("<i8", (8,))})  # 64 bytes
 OWN = "headrace.agents.r2d2:R2D2"  # taken for one of the user's
@@ -60,19 +60,22 @@ def test_a_prioritized_table_has_the_papers_exponents_and_begins_with_a_batch_un
 def test_the_error_buffer_is_a_tenth_of_the_first_draws_and_never_less_than_a_batch_needs(
     given: dict[str, Any], buffer: float
 ) -> None:
-    assert table_settings(run_config(**given)).error_buffer == pytest.approx(buffer, rel=2e-6)
+    assert table_settings(run_config(**given)).error_buffer == pytest.approx(buffer)
 
 
 @pytest.mark.parametrize("ratio", [0.1, 1 / 3, 0.7, 0.8, 1.1, 2.3])
 @pytest.mark.parametrize("shards", [1, 2, 3, 7])
 def test_with_the_smallest_buffer_inserts_and_draws_never_wait_for_each_other(shards: int, ratio: float) -> None:
     settings = table_settings(run_config(batch_size=shards, shards=shards, min_size=14, samples_per_insert=ratio))
-    limiter = RateLimiter.ratio(settings.samples_per_insert, settings.min_size, settings.error_buffer)
+    limits = (settings.min_size, settings.samples_per_insert, settings.error_buffer, settings.priority_exponent)
+    table = make_table(TableSpec("unrolls", settings.sampler, settings.max_items, settings.max_bytes, *limits))
+    assert table.too_many(settings.draw) is None
+    limiter = table.limiter
     for _ in range(3000):
         if limiter.can_insert(1):
             limiter.inserts += 1
         else:
-            assert limiter.can_sample(settings.draw), limiter
+            assert table.can_draw(settings.draw), limiter
             limiter.samples += settings.draw
 
 
@@ -82,7 +85,7 @@ def test_shards_share_the_limits_evenly_rounded_up() -> None:
     )
     settings = table_settings(config)
     assert (settings.draw, settings.max_items, settings.max_bytes, settings.min_size) == (3, 34, 3334, 17)
-    assert settings.error_buffer == pytest.approx(10, rel=2e-6)
+    assert settings.error_buffer == 10
     assert settings.samples_per_insert == 2  # a ratio is the same for each
 
 

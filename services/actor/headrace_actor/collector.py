@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -14,8 +16,11 @@ from headrace.agents.unrolling import Array, Head
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots
 from headrace.models.policy import Policy, PolicyOutput
+from headrace.telemetry.logs import warn_every
 from headrace.unroll import Flags
 from headrace.wire.items import Item
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class Collector:
                 return None
             self._tick()
             items = self._unroller.finished(self._observation, self._first, self._peek)
-        return items
+        return [item if math.isfinite(item.priority) else _never_drawn(item) for item in items]
 
     @property
     def most_items(self) -> int:
@@ -142,3 +147,9 @@ class Collector:
                 self.observers.episode(float(self._return[slot]), int(self._length[slot]), judged)
             self._return[ended] = 0.0
             self._length[ended] = 0
+
+
+def _never_drawn(item: Item) -> Item:
+    """An item whose priority is not finite, since a number from its environment is not: no update could use it."""
+    warn_every(logger, "priority", 10, "an item of priority %g is not to be drawn: is a reward finite?", item.priority)
+    return item._replace(priority=0.0)

@@ -213,7 +213,7 @@ class ItemStream:
         if len(self._shards) > 1:
             self._shards.rotate(-1)
             logger.warning("replay at %s stays away; new items go to %s", away, self._address)
-            self._reconnect(now)
+        self._reconnect(now)  # at its Hello the shard forgets what was given up, and the window is free there as here
 
     def _receive(self) -> None:
         while True:

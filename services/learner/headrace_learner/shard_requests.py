@@ -18,6 +18,7 @@ from headrace.wire import sockets
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
     BEAT_S,
+    MAX_OPEN_REQUESTS,
     PROTOCOL,
     SILENCE_S,
     TO_LEARNER,
@@ -77,9 +78,18 @@ class ShardRequests:
         """Requests that were not answered yet."""
         return len(self._outstanding)
 
+    @property
+    def _oldest(self) -> int:
+        """The first request that was not answered yet, sent or not."""
+        return next(iter(self._outstanding), self._next_request)
+
     def ask(self, count: int) -> None:
-        """Sees that at least `count` requests are under way. Old ones are sent again by `keep_alive`."""
-        while len(self._outstanding) < count:
+        """Sees that `count` requests are under way, or almost. Old ones are sent again by `keep_alive`.
+
+        Replay keeps what it answered since the oldest of them, and takes no more than its limit: if that one was lost,
+        there must be room left for it when it is sent again.
+        """
+        while len(self._outstanding) < count and self._next_request < self._oldest + MAX_OPEN_REQUESTS:
             self._outstanding[self._next_request] = -ASK_AGAIN_S
             self._next_request += 1
 
@@ -89,8 +99,8 @@ class ShardRequests:
         drawing = self._drawing
         for request, sent_at in self._outstanding.items():
             if now - sent_at >= ASK_AGAIN_S:
-                oldest = next(iter(self._outstanding))
-                self._send(Sample(PROTOCOL, drawing.run, drawing.epoch, request, oldest, drawing.table, drawing.count))
+                told = (drawing.run, drawing.epoch, request, self._oldest, drawing.table, drawing.count)
+                self._send(Sample(PROTOCOL, *told))
                 self._outstanding[request] = now
         if now - self._spoke_at >= BEAT_S:
             self._send(Beat())

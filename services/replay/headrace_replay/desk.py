@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headrace.wire.header import MalformedError
-from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, Batch, Sample, encode
+from headrace.wire.messages import MAX_ITEMS_PER_MESSAGE, MAX_OPEN_REQUESTS, Batch, Sample, encode
 from headrace.wire.sockets import Frame
 from headrace_replay.run import RefusedError
 from headrace_replay.shard import Shard
 from headrace_replay.table import Draw
-
-MAX_OPEN_REQUESTS = 64  # waiting or answered and not yet confirmed
 
 
 @dataclass(slots=True)

@@ -30,6 +30,7 @@ class FifoTable:
         self.removed: Counter[str] = Counter()
         self._clock = clock
         self._items: deque[tuple[Item, float]] = deque()  # and when each came in
+        self._excess = 0  # bytes that there would be with the item that waits; 0: none waits for want of bytes
 
     def __len__(self) -> int:
         return len(self._items)
@@ -45,20 +46,24 @@ class FifoTable:
     def reopen(self, spec: TableSpec) -> None:
         self.max_items, self.max_bytes = spec.max_items, spec.max_bytes
         self.limiter.max_diff = float(spec.max_items)
+        self._excess = 0
 
     def shortage(self, count: int, nbytes: int) -> str | None:
         return None  # a single item fits always; whether a batch does, `too_many` says
 
     def room(self, items: Sequence[Item]) -> int:
         """By the limiter, and by bytes. An item larger than the whole table is let into an empty one."""
+        self._excess = 0
         nbytes = sum(len(item.payload) for item in items)
         if self.nbytes + nbytes <= self.max_bytes and self.limiter.can_insert(len(items)):
             return len(items)
         nbytes = self.nbytes
         for count, item in enumerate(items):
             nbytes += len(item.payload)
-            fits = nbytes <= self.max_bytes or (not self._items and count == 0)
-            if not fits or not self.limiter.can_insert(count + 1):
+            if not self.limiter.can_insert(count + 1):
+                return count
+            if nbytes > self.max_bytes and (self._items or count):
+                self._excess = 0 if count else nbytes
                 return count
         return len(items)
 
@@ -70,9 +75,9 @@ class FifoTable:
     def too_many(self, count: int) -> str | None:
         if count > self.max_items:
             return f"{count} items; the table holds at most max_items {self.max_items}"
-        if self._items and count * self.nbytes / len(self) > self.max_bytes:
-            each = self.nbytes / len(self)
-            return f"{count} items x {each:,.0f} bytes = {count * each:,.0f}; max_bytes is {self.max_bytes:,}"
+        if self._excess and count > len(self._items):
+            told = f"{count} items; {len(self)} are there, one more makes {self._excess:,} bytes"
+            return f"{told}: max_bytes is {self.max_bytes:,}"
         return None
 
     def can_draw(self, count: int) -> bool:
@@ -87,6 +92,7 @@ class FifoTable:
         self.limiter.samples += count
         self.limiter.deletes += count
         self.removed[RemoveReason.SAMPLED] += count
+        self._excess = 0
         return Draw(
             ids=np.arange(first_id, first_id + count),
             probabilities=np.ones(count),

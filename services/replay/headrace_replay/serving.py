@@ -19,6 +19,7 @@ from headrace.wire.header import MalformedError
 from headrace.wire.messages import (
     FROM_ACTOR,
     FROM_LEARNER,
+    MAX_OPEN_REQUESTS,
     Ack,
     Beat,
     Goodbye,
@@ -31,7 +32,7 @@ from headrace.wire.messages import (
     decode,
     encode,
 )
-from headrace_replay.desk import MAX_OPEN_REQUESTS, SampleDesk, Served
+from headrace_replay.desk import SampleDesk, Served
 from headrace_replay.metering import Meter
 from headrace_replay.priorities import PriorityUpdates
 from headrace_replay.run import RefusedError
@@ -92,18 +93,18 @@ class ShardSockets:
             with self._lock:
                 if self._items in ready:
                     self._turn(self._items, self._actors, self._on_actor)
-                inserted_at = time.perf_counter()
-                seconds[WorkerState.INSERTING].inc(inserted_at - now)
+                turned = time.perf_counter()
                 if self._samples in ready:
                     self._turn(self._samples, self._learners, self._on_learner)
-                self._settle()
+                inserting_s = turned - now + self._settle()
                 self._meter.count()
                 measured = self._meter.measure(len(self._actors) + len(self._learners))
                 waiting = self._waits_for()
             if measured:
                 self._sweep()
             then = time.perf_counter()
-            seconds[WorkerState.SAMPLING].inc(then - inserted_at)
+            seconds[WorkerState.INSERTING].inc(inserting_s)
+            seconds[WorkerState.SAMPLING].inc(then - now - inserting_s)
 
     def close(self) -> None:
         self._actors.close()
@@ -198,11 +199,14 @@ class ShardSockets:
 
     # -- what follows from both ----------------------------------------------------------------------------------
 
-    def _settle(self) -> None:
-        """Admits and serves until neither can go on, then acknowledges what was stored."""
+    def _settle(self) -> float:
+        """Admits and serves until neither can go on, then acknowledges what was stored.
+
+        Returns the seconds that inserting took.
+        """
         metrics = self._metrics
         acknowledge: dict[bytes, int] = {}
-        stored = 0
+        stored, inserting_s = 0, 0.0
         progress = True
         while progress:
             progress = False
@@ -213,6 +217,7 @@ class ShardSockets:
                 stored += len(entry.items)
                 acknowledge[entry.peer.route] = entry.peer.stored
                 longest_s = max(longest_s, now - entry.received_at)
+            inserting_s += time.monotonic() - now
             if progress:
                 metrics.insert_wait_seconds.observe(longest_s)
             for served in self._desk.serve():
@@ -221,6 +226,7 @@ class ShardSockets:
         metrics.stored.inc(stored)
         for route, seq in acknowledge.items():
             self._send(self._items, route, Ack(seq))
+        return inserting_s
 
     def _waits_for(self) -> WorkerState:
         """What the thread waits for until it is woken."""

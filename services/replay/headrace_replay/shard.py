@@ -163,8 +163,8 @@ class Shard:
         if self._routes.get(peer.route) is peer:
             del self._routes[peer.route]
         if peer.waiting and hello.seq > peer.waiting[0].seq:
-            # It gave up on what still waits here. That may yet be stored, but takes no room in its window any more.
-            peer = Peer(route, peer.expected, peer.stored)
+            self._throw_away(peer)  # it gave up on that, and is to have its window, no more
+            peer.expected = hello.seq
         self._peers[hello.actor] = peer  # the most recent last
         peer.route = route
         peer.expected = max(peer.expected, hello.seq)  # what it gave up on will never come
@@ -261,13 +261,7 @@ class Shard:
         peer = self._routes.pop(route, None)
         if peer is None:
             return Reset(None)
-        if peer.waiting_items:
-            self.ledger.rejected["goodbye"] += peer.waiting_items
-            self.waiting -= peer.waiting_items
-            for entry in peer.waiting:
-                self._waiting[entry.table.name].remove(entry)
-            peer.waiting.clear()
-            peer.waiting_items = peer.waiting_bytes = 0
+        self._throw_away(peer)
         return Farewell(peer.stored)
 
     def disconnected(self, route: bytes) -> None:
@@ -277,6 +271,15 @@ class Shard:
     def malformed(self, error: MalformedError) -> Message:
         """Books a message that could not be read."""
         return self._refuse("malformed", str(error), 1)
+
+    def _throw_away(self, peer: Peer) -> None:
+        """What still waits from an actor is never stored."""
+        self.ledger.rejected["goodbye"] += peer.waiting_items
+        self.waiting -= peer.waiting_items
+        for entry in peer.waiting:
+            self._waiting[entry.table.name].remove(entry)
+        peer.waiting.clear()
+        peer.waiting_items = peer.waiting_bytes = 0
 
     def _tell_fit(self, table: Table, item_bytes: float) -> None:
         """Says once what the first item of a table, which may be compressed, makes of its limits."""

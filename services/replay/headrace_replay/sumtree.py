@@ -8,16 +8,16 @@ import numpy.typing as npt
 Indices = npt.NDArray[np.int64]
 Weights = npt.NDArray[np.float64]
 
-_WHOLE_LEVELS = 12  # the uppermost levels are added up as a whole, which is faster than picking their nodes
-_SKIPPED_LEVELS = 9  # and a search begins in the running sums of this one
+_TOP_LEVEL = 10  # where the tree ends: above there are only the running sums of its nodes, in which a search begins
+_WHOLE_LEVELS = 12  # levels above this one are added up as a whole, which is faster than picking their nodes
 
 
 class SumTree:
     """Weights of `capacity` indices, finite and not negative, and their sums.
 
-    A complete binary tree in one array: node i has the children 2i and 2i + 1, the root is node 1, and the leaves are
-    one level from left to right, of which those beyond the capacity stay 0. An inner node is always its left child plus
-    its right one, never changed by differences: so no error piles up, no node is negative, and the root of zeros is 0.
+    A binary tree in one array: node i has the children 2i and 2i + 1, and the leaves are one level from left to right,
+    of which those beyond the capacity stay 0. An inner node is always its left child plus its right one, never changed
+    by differences: so no error piles up, no node is negative, and the sum of zeros is 0.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -26,11 +26,14 @@ class SumTree:
         self._leaves = 1 << self._depth  # the number of the first one
         self._nodes = np.zeros(2 * self._leaves)
         self._children = self._nodes.reshape(-1, 2)  # by node
+        self._top_level = min(self._depth, _TOP_LEVEL)
+        self._top = 1 << self._top_level  # nodes in it, and the number of the first one
+        self._starts = np.zeros(self._top + 1)  # of their shares, and where the last one ends
 
     @property
     def total(self) -> float:
         """The sum of all weights."""
-        return float(self._nodes[1])
+        return float(self._starts[-1])
 
     @property
     def weights(self) -> Weights:
@@ -46,10 +49,11 @@ class SumTree:
             changed >>= 1
             children = self._children.take(changed, axis=0)
             nodes[changed] = children[:, 0] + children[:, 1]
-        for depth in reversed(range(min(self._depth, _WHOLE_LEVELS))):
+        for depth in reversed(range(self._top_level, min(self._depth, _WHOLE_LEVELS))):
             first = 1 << depth
             below = nodes[2 * first : 4 * first]
             np.add(below[::2], below[1::2], out=nodes[first : 2 * first])
+        nodes[self._top : 2 * self._top].cumsum(out=self._starts[1:])
 
     def find(self, masses: Weights) -> tuple[Indices, Weights]:
         """The indices [n] in whose share each of `masses` [n], from 0 to `total`, falls, and their weights [n].
@@ -66,15 +70,17 @@ class SumTree:
         found -= self._leaves
         return found, weights
 
+    def _begin(self, masses: Weights) -> tuple[Indices, Weights]:
+        """The nodes of the top level in whose share each mass falls, and how much of it is left there."""
+        found = self._starts[1:-1].searchsorted(masses, side="right")
+        mass = masses - self._starts.take(found)
+        found += self._top
+        return found, mass
+
     def _descend(self, masses: Weights) -> Indices:
-        nodes, skipped = self._nodes, min(self._depth, _SKIPPED_LEVELS)
-        first = 1 << skipped
-        ends = nodes[first : 2 * first].cumsum()
-        found = ends.searchsorted(masses, side="right")
-        np.minimum(found, first - 1, out=found)
-        mass = masses - np.concatenate(([0.0], ends)).take(found)
-        found += first
-        for _ in range(self._depth - skipped):
+        nodes = self._nodes
+        found, mass = self._begin(masses)
+        for _ in range(self._depth - self._top_level):
             found += found
             left = nodes.take(found)
             right = mass >= left
@@ -85,9 +91,9 @@ class SumTree:
 
     def _descend_to_weight(self, masses: Weights) -> Indices:
         """As `_descend`, but never into a node of 0."""
-        nodes, mass = self._nodes, masses.copy()
-        found = np.ones(len(masses), np.int64)
-        for _ in range(self._depth):
+        nodes = self._nodes
+        found, mass = self._begin(np.minimum(masses, np.nextafter(self.total, 0)))
+        for _ in range(self._depth - self._top_level):
             found += found
             left = nodes.take(found)
             right = (mass >= left) & (nodes.take(found + 1) > 0)
