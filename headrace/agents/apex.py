@@ -29,7 +29,7 @@ from headrace.agents.r2d2 import (
     q_values,
     taken,
 )
-from headrace.agents.unrolling import Array, Head
+from headrace.agents.unrolling import Array, Head, starting
 from headrace.config_sections import PositiveWhole
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
@@ -217,7 +217,7 @@ class NStepUnroller:
         views[unroll.TAIL_ACTION][:] = self._head.previous_action[due]
         views[unroll.TAIL_REWARD][:] = self._head.previous_reward[due]
         td_errors = tick.reward[due] + tick.discount[due] * q_max[due] - tick.q_taken[due]
-        self._priorities += np.abs(td_errors).astype(np.float64).tolist()
+        self._priorities += starting(np.abs(td_errors))
         self._versions += [tick.version] * count
         self._count += count
         tick.pending &= ~due

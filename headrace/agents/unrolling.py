@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -9,12 +10,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.telemetry.logs import warn_every
 from headrace.unroll import OBSERVATION, VALID, Flags, UnrollWriter
 from headrace.wire.items import Item
 from headrace.wire.payload import PayloadSchema
 
 if TYPE_CHECKING:
     from headrace.models.policy import PolicyOutput
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -49,7 +53,20 @@ class Unroller(Protocol):
 
 
 Priorities = Callable[[Mapping[str, Array], "PolicyOutput"], npt.NDArray[np.float64]]
-"""Initial priorities [N] of unrolls with these views [N, ...], given the policy's output for their tails."""
+"""Initial priorities [N] of unrolls with these views [N, ...], given the policy's output for their tails; one that is
+not finite marks an unroll that nobody can learn from."""
+
+
+def starting(priorities: npt.NDArray[np.floating[Any]]) -> list[float]:
+    """Initial priorities [N] as replay takes them: 0, so that nobody draws it, of an item that has none.
+
+    Where an environment gave a number that is not finite, there is no finite error either, and nothing to be learnt.
+    """
+    finite = np.isfinite(priorities)
+    if not finite.all():
+        count = int(np.count_nonzero(~finite))
+        warn_every(logger, "priority", 10, "items with numbers that are not finite, which nobody will draw: %d", count)
+    return [float(priority) for priority in np.where(finite, priorities, 0.0)]
 
 
 class SequenceUnroller:
@@ -103,6 +120,6 @@ class SequenceUnroller:
         if self._priorities is None:
             priorities = [1.0] * self._slots
         else:
-            priorities = self._priorities(views, peek(views[OBSERVATION][:, self._length])).tolist()
+            priorities = starting(self._priorities(views, peek(views[OBSERVATION][:, self._length])))
         facts = zip(rows, new_ticks.tolist(), priorities, strict=True)
         return [Item(memoryview(row), ticks, self._version, priority) for row, ticks, priority in facts]
