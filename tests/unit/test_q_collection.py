@@ -253,3 +253,18 @@ def test_every_slot_explores_as_often_as_its_place_on_the_ladder_says(played: An
     assert behaviour["q_max"].tolist() == pytest.approx([7 + 3 - 4 / 3] * 5)
     expected = ladder_epsilon(indices) * 2 / 3  # a random action is the best one in a third of all cases
     np.testing.assert_allclose(explored / 20_000, expected, atol=4 * np.sqrt(expected / 20_000).max())
+
+
+@pytest.mark.parametrize(("lease", "expected"), [(0, [0, 1, 2]), (4, [12, 13, 14])])
+def test_an_actors_slots_have_places_on_the_ladder_that_no_other_actors_have(lease: int, expected: list[int]) -> None:
+    indices: list[list[int]] = []
+
+    class Asked(ApeX):
+        def explorer(self, given: npt.NDArray[np.int64]) -> Any:
+            indices.append(given.tolist())
+            return super().explorer(given)
+
+    built_in = (SPACES.observation, SPACES.action.n, (8,), "tanh")
+    agent = Asked(ApeXConfig(), SPACES, {})
+    Collector(make_slots(ENVIRONMENT, ()), NumpyMLP(*built_in), agent, Identity(3, lease, 1), lambda: None)
+    assert indices == [expected]
