@@ -80,9 +80,9 @@ class AgentConfig(Section):
     discount: Number = Field(default=0.99, ge=0, le=1)
     """Discount gamma per tick (ratio)."""
     reward_clip: PositiveNumber | None = None
-    """Rewards are clipped to [-c, c] on the learner (reward units); null: not clipped. Statistics stay raw."""
+    """Rewards are clipped to [-c, c] to be learnt from (reward units); null: not clipped. Statistics stay raw."""
     reward_scale: PositiveNumber = 1.0
-    """Factor on the (clipped) rewards on the learner: values of about 1 to 10 are learnt fastest (ratio)."""
+    """Factor on the (clipped) rewards that are learnt from: values of about 1 to 10 are learnt fastest (ratio)."""
 
 
 class OwnAgentConfig(Section):

@@ -105,9 +105,10 @@ def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, num_actio
     wrong: Flags = new_ticks > views[VALID].sum(axis=1)
     for name in (FIRST, TERMINATED, TRUNCATED, VALID):
         wrong |= (views[name].view(np.uint8) > 1).any(axis=1)
-    action, previous = views[ACTION], views[PREVIOUS_ACTION]
-    wrong |= ((action < 0) | (action >= num_actions)).any(axis=1)
-    wrong |= (previous < 0) | (previous >= num_actions)
+    for name in (ACTION, PREVIOUS_ACTION, TAIL_ACTION):
+        if name in views:
+            action = views[name].reshape(len(wrong), -1)
+            wrong |= ((action < 0) | (action >= num_actions)).any(axis=1)
     return wrong
 
 

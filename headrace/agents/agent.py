@@ -103,7 +103,10 @@ class Agent(ABC, Generic[ConfigT]):
 
     @abstractmethod
     def diagnose(self, loss: Loss, batch: UnrollBatch, steps: int) -> dict[str, float]:
-        """What to watch of an update, by the names of headrace.telemetry.diagnostics or others."""
+        """What to watch of an update, by the names of headrace.telemetry.diagnostics or others.
+
+        Of the batch there may be only `valid` left by then; what else is wanted has to be in `loss.parts`.
+        """
 
 
 def greedy(output: PolicyOutput) -> Actions:

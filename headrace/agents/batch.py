@@ -75,7 +75,7 @@ class UnrollBatch:
             reward=time_first(unroll.REWARD),
             terminated=time_first(unroll.TERMINATED),
             truncated=time_first(unroll.TRUNCATED),
-            valid=time_first(unroll.VALID),
+            valid=time_first(unroll.VALID).clone(),  # diagnoses ask for it when the views may hold the next batch
             version=time_first(unroll.VERSION),
             behaviour={name.partition("/")[2]: time_first(name) for name in leaves(unroll.BEHAVIOUR)},
             state={name.partition("/")[2]: field(name) for name in leaves(unroll.STATE)},

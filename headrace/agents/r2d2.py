@@ -243,14 +243,17 @@ class R2D2(Agent[R2D2Config]):
         return SequenceUnroller(self.schema, slots, self.config.period, self._initial_priorities)
 
     def _initial_priorities(self, views: Mapping[str, npt.NDArray[Any]], tail: PolicyOutput) -> npt.NDArray[np.float64]:
-        """Of the actor's own Q-values, which are both the online and the target network's then. [N]"""
+        """Of the actor's own Q-values, which are both the online and the target network's then. [N]
+
+        NaN if one of them is not finite: even where no target looks at it, the gradient would go through it.
+        """
         batch = UnrollBatch.from_views(views, torch.device("cpu"))
         q_tail = torch.from_numpy(tail.value + tail.logits.max(axis=1) - tail.logits.mean(axis=1))
         burn_in = self.config.burn_in
         q_max = torch.cat([batch.behaviour[Q_MAX], q_tail[None]])[burn_in:]
         td_errors = self._targets(batch, q_max) - batch.behaviour[Q_TAKEN][burn_in:]
         priorities = sequence_priorities(td_errors, batch.valid[burn_in:], self.config.priority_eta)
-        return priorities.double().numpy()
+        return priorities.masked_fill(~torch.isfinite(q_max).all(0), torch.nan).double().numpy()
 
     def loss(self, network: Network, target: Network | None, batch: UnrollBatch, steps: int) -> Loss:
         from headrace.models.network import scan

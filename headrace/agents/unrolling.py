@@ -49,7 +49,8 @@ class Unroller(Protocol):
 
 
 Priorities = Callable[[Mapping[str, Array], "PolicyOutput"], npt.NDArray[np.float64]]
-"""Initial priorities [N] of unrolls with these views [N, ...], given the policy's output for their tails."""
+"""Initial priorities [N] of unrolls with these views [N, ...], given the policy's output for their tails; one that is
+not finite marks an unroll that nobody can learn from."""
 
 
 class SequenceUnroller:

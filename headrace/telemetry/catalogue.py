@@ -140,11 +140,14 @@ class ActorMetrics(ServiceMetrics):
         self.episode_return = histogram(
             "episode_return",
             "reward",
-            "Raw return of finished episodes (no _sum: returns can be negative)",
+            "Raw return of finished episodes in slots that hardly explore (no _sum: returns can be negative)",
             EPISODE_RETURN,
         )
         self.episode_length = histogram(
-            "episode_length", "steps", "Length of finished episodes in valid ticks", EPISODE_STEPS
+            "episode_length",
+            "steps",
+            "Length in valid ticks of finished episodes in slots that hardly explore",
+            EPISODE_STEPS,
         )
 
 
@@ -321,7 +324,9 @@ class LearnerMetrics(ServerMetrics):
 
         self.actors = gauge("actors", "actors", "Actors with a lease")
         self.env_steps = counter("env_steps_total", "steps", "Valid ticks that actors reported")
-        self.episodes = counter("episodes_total", "episodes", "Finished episodes that actors reported")
+        self.episodes = counter(
+            "episodes_total", "episodes", "Finished episodes that actors reported, of slots that hardly explore"
+        )
         self.episode_return_mean = gauge(
             "episode_return_mean", "reward", "Mean raw return of the last episodes, as many as stop.episodes says"
         )

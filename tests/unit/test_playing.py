@@ -141,6 +141,17 @@ def test_sampled_actions_are_drawn_from_the_softmax_policy(tmp_path: Path) -> No
     np.testing.assert_allclose(drawn, probabilities, atol=0.035)  # more than four standard deviations
 
 
+@pytest.mark.parametrize("name", ["r2d2", "apex"])
+def test_an_epsilon_greedy_policy_explores_as_rarely_as_the_slot_that_does_so_least(tmp_path: Path, name: str) -> None:
+    network = random_network(MODELS["mlp"], VECTOR)
+    agent = {"name": name, "epsilon_base": 0.099, "epsilon_exponent": 1.0}  # 0.01 is the least, 0.03 comes next
+    policy = load_policy(save_run(tmp_path, MODELS["mlp"], network=network, agent=agent), seed=1)
+    seen = np.array([0.1, -0.2, 0.3], np.float32)
+    best = policy.act(seen)
+    explored = sum(policy.act(seen, greedy=False) != best for _ in range(20_000)) / 20_000
+    assert explored == pytest.approx(0.01 * 3 / 4, abs=0.003)  # more than four standard deviations
+
+
 def test_a_seed_draws_the_same_actions_every_time(tmp_path: Path) -> None:
     checkpoint, stream = save_run(tmp_path, MODELS["lstm"]), Stream(5)
 

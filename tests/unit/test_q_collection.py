@@ -274,3 +274,18 @@ def test_an_item_with_a_reward_that_is_not_finite_gets_priority_0_and_the_others
     assert np.isfinite(priorities).all()
     assert not priorities[poisoned].any()
     assert (priorities > 0).sum() > len(priorities) / 2
+
+
+@pytest.mark.parametrize(("lease", "expected"), [(0, [0, 1, 2]), (4, [12, 13, 14])])
+def test_an_actors_slots_have_places_on_the_ladder_that_no_other_actors_have(lease: int, expected: list[int]) -> None:
+    indices: list[list[int]] = []
+
+    class Asked(ApeX):
+        def explorer(self, given: npt.NDArray[np.int64]) -> Any:
+            indices.append(given.tolist())
+            return super().explorer(given)
+
+    built_in = (SPACES.observation, SPACES.action.n, (8,), "tanh")
+    agent = Asked(ApeXConfig(), SPACES, {})
+    Collector(make_slots(ENVIRONMENT, ()), NumpyMLP(*built_in), agent, Identity(3, lease, 1), lambda: None)
+    assert indices == [expected]

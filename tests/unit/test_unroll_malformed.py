@@ -11,10 +11,10 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from headrace.telemetry.catalogue import LearnerMetrics
-from headrace.unroll import UnrollWriter, malformed, unroll_schema
+from headrace.unroll import TAIL_ACTION, UnrollWriter, malformed, unroll_schema
 from headrace.wire import sockets
 from headrace.wire.messages import FROM_LEARNER, UNROLLS, Batch, decode, encode
-from headrace.wire.payload import ArraySpec, Buffer
+from headrace.wire.payload import ArraySpec, Buffer, PayloadSchema
 from headrace_learner.loader import Loader, Source
 
 SLOTS, TICKS, ACTIONS = 3, 4, 2
@@ -81,6 +81,14 @@ def test_what_breaks_the_contract_is_found_in_its_row(change: Callable[[Views], 
     made, new_ticks = rows()
     change(SCHEMA.views(made))
     assert malformed(SCHEMA.views(made), new_ticks, ACTIONS).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("value", [-1, ACTIONS, 2**62])
+def test_so_is_an_action_before_the_tail_of_folded_ticks_that_does_not_exist(value: int) -> None:
+    schema = PayloadSchema(SCHEMA.fields | {TAIL_ACTION: ArraySpec("<i8", ())})
+    views = schema.views(schema.allocate(SLOTS))
+    views[TAIL_ACTION][1] = value
+    assert malformed(views, np.zeros(SLOTS, np.int64), ACTIONS).tolist() == [False, True, False]
 
 
 def test_more_new_ticks_than_valid_ones_are_found() -> None:
