@@ -198,7 +198,7 @@ class SampledTable:
         )
 
     def update(self, ids: Ints, priorities: Floats) -> int:
-        """An id that is named twice gets one of its priorities."""
+        """Of an id that is named twice, the last priority counts."""
         here = (ids >= self._oldest) & (ids < self._next)
         if not here.all():
             ids, priorities = ids[here], priorities[here]
