@@ -56,7 +56,7 @@ class QConfig(AgentConfig):
     @model_validator(mode="after")
     def _judgeable(self) -> Self:
         least = self.epsilon_base ** (1 + self.epsilon_exponent)
-        if least > NEARLY_GREEDY:
+        if least > NEARLY_GREEDY * (1 + 1e-9):
             given = {"agent.epsilon_base": self.epsilon_base, "agent.epsilon_exponent": self.epsilon_exponent}
             why = f"no slot would explore by less than {least:.3g}; returns count where it is at most {NEARLY_GREEDY}"
             raise ContradictionError(given, "does not go with", why)
@@ -126,7 +126,7 @@ class EpsilonGreedyExplorer:
 
     def __init__(self, indices: npt.NDArray[np.int64], config: QConfig) -> None:
         self.epsilon = ladder_epsilon(indices, config.epsilon_base, config.epsilon_exponent)  # [N]
-        self.judged = self.epsilon <= NEARLY_GREEDY
+        self.judged = self.epsilon <= NEARLY_GREEDY * (1 + 1e-9)  # 0.1 squared is more than 0.01
 
     def act(self, output: PolicyOutput, random: np.random.Generator) -> tuple[Actions, Behaviour]:
         logits = output.logits
