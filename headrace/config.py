@@ -118,12 +118,13 @@ class RunConfig(Section):
         if model.kwargs and model.network is None:
             given: dict[str, Any] = {"model.kwargs": model.kwargs, "model.network": None}
             raise ContradictionError(given, "does not go with", "only an own network takes keyword arguments")
-        if model.core != "none" and model.network is not None:
-            given = {"model.core": model.core, "model.network": model.network}
-            raise ContradictionError(given, "does not go with", "an own network brings its own memory")
-        if model.previous_inputs and model.core == "none":
-            given = {"model.previous_inputs": True, "model.core": "none"}
-            raise ContradictionError(given, "does not go with", "they are inputs of the core")
+        if model.network is not None:
+            for key, field in ModelConfig.model_fields.items():
+                value = getattr(model, key)
+                if key not in ("network", "kwargs") and value != field.default:
+                    given = {f"model.{key}": value, "model.network": model.network}
+                    why = "an own network has its own layers and memory, and sees all inputs"
+                    raise ContradictionError(given, "does not go with", why)
         return self
 
     def to_yaml(self, origins: Origins | None = None) -> str:

@@ -97,18 +97,21 @@ class OwnAgentConfig(Section):
 class ModelConfig(Section):
     """The policy and value network."""
 
-    torso: Literal["mlp"] = "mlp"
-    """The built-in torso."""
-    hidden_sizes: tuple[PositiveWhole, ...] = (64, 64)
-    """Width of each hidden layer (units)."""
+    torso: Literal["auto", "mlp", "nature", "impala"] = "auto"
+    """What the hidden layers see of an observation: all its numbers (mlp), or what the convolutions of DQN (nature) or
+    of IMPALA's deep network (impala) make of an image. auto: nature for uint8 images of at least 36x36, else mlp."""
+    hidden_sizes: tuple[PositiveWhole, ...] | None = None
+    """Width of each hidden layer (units); null: [64, 64] for mlp, [512] for nature, [256] for impala."""
     activation: Literal["relu", "tanh"] = "relu"
-    """Nonlinearity after each hidden layer."""
+    """Nonlinearity after each hidden layer; convolutions always have relu."""
     core: Literal["none", "lstm", "gru"] = "none"
-    """The memory between torso and heads; its state at an unroll's head travels with the unroll."""
+    """The memory between hidden layers and heads; its state at an unroll's head travels with the unroll."""
     core_size: PositiveWhole = 64
     """Width of the core (units)."""
     previous_inputs: bool = False
-    """Whether the core also sees the previous action and the previous reward."""
+    """Whether the core, or the heads if there is none, also see the previous action and the previous reward."""
+    head_sizes: tuple[PositiveWhole, ...] = ()
+    """Width of each hidden layer that the policy and the value head have of their own (units)."""
     network: ImportPath | None = None
     """Import path module:Class of an own network, which replaces the built-in one; null: built-in."""
     kwargs: Kwargs = {}

@@ -11,21 +11,17 @@ from headrace.config_sections import ModelConfig
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.imports import load
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network, NetworkInput, step
-from headrace.models.recurrent import RecurrentMLP
 from headrace.wire.payload import ArraySpec
 
 _WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", torch.int32: "<i4", torch.uint8: "|u1"}
 
 
 def build_network(config: ModelConfig, spaces: Spaces) -> Network:
-    """The network, on the CPU, with the current torch seed. ConfigError if an own network does not fit."""
+    """The network, on the CPU, with the current torch seed. ConfigError if it and the spaces do not go together."""
     if config.network is None:
-        built_in = (spaces.observation, spaces.action.n, config.hidden_sizes, config.activation)
-        if config.core == "none":
-            return MLP(*built_in)
-        return RecurrentMLP(*built_in, config.core, config.core_size, previous_inputs=config.previous_inputs)
+        return BuiltIn(spaces.observation, spaces.action.n, config)
     network_class = load(config.network, "model.network")
     try:
         network = network_class(observation=spaces.observation, num_actions=spaces.action.n, **config.kwargs)

@@ -1,4 +1,7 @@
-"""The built-in MLP's policy by numpy: the same affine layers and activation in float32."""
+"""The built-in network's policy by numpy, where it is nothing but hidden layers and heads.
+
+The same affine layers and activation in float32.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ Layer = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # weight [in, o
 
 
 class NumpyMLP:
-    """Acts as `headrace.models.mlp.MLP` does; takes that network's parameters."""
+    """Acts as `headrace.models.built_in.BuiltIn` does; takes that network's parameters."""
 
     def __init__(self, observation: ArraySpec, num_actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
         self._tanh = activation == "tanh"

@@ -1,7 +1,8 @@
 """Inference in the actor: N observations in, logits and values out, as numpy arrays, with whichever weights came last.
 
-Any network runs by PyTorch. The built-in MLP runs by numpy alone: at an actor's batch sizes PyTorch's overhead per
-operation is larger than the operations, and an actor without PyTorch starts in a fraction of the time and memory.
+Any network runs by PyTorch. The built-in one runs by numpy alone where it is nothing but hidden layers and heads: at an
+actor's batch sizes PyTorch's overhead per operation is larger than the operations, and an actor without PyTorch starts
+in a fraction of the time and memory.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from headrace.config_sections import ModelConfig
 from headrace.envs.spaces import Spaces
+from headrace.models.torso import torso_of
 from headrace.wire.payload import ArraySpec
 
 NumpyState = Mapping[str, npt.NDArray[Any]]
@@ -52,11 +54,16 @@ class Policy(Protocol):
 
 
 def make_policy(config: ModelConfig, spaces: Spaces) -> Policy:
-    """The fastest way to run the run's network that there is. It acts once it has loaded parameters."""
-    if config.network is None and config.core == "none":
-        from headrace.models.numpy_mlp import NumpyMLP
+    """The fastest way to run the run's network that there is. It acts once it has loaded parameters.
 
-        return NumpyMLP(spaces.observation, spaces.action.n, config.hidden_sizes, config.activation)
+    ConfigError if the network and the spaces do not go together.
+    """
+    if config.network is None and config.core == "none" and not (config.previous_inputs or config.head_sizes):
+        torso = torso_of(config, spaces.observation)
+        if torso.kind == "mlp":
+            from headrace.models.numpy_mlp import NumpyMLP
+
+            return NumpyMLP(spaces.observation, spaces.action.n, torso.hidden_sizes, config.activation)
     from headrace.models.build import build_network
     from headrace.models.torch_policy import TorchPolicy
 

@@ -154,7 +154,7 @@ def test_an_unknown_key_names_path_place_and_nearest_key(tmp_path: Path) -> None
         ("seed", "-1", "a whole number >= 0 and <= 4294967295"),
         ("agent.discount", "1.01", "a number >= 0 and <= 1"),
         ("env.vectorization", "syncc", "one of auto, native, sync, async, none"),
-        ("model.hidden_sizes", "64", "a list [...], each a whole number >= 1"),
+        ("model.hidden_sizes", "64", "a list [...], each a whole number >= 1, or null"),
         ("model.network", "my_net", "text such as my_package.module:Class, or null"),
         ("telemetry.tensorboard", "maybe", "true or false"),
         ("name", "../up", "text such as cartpole"),

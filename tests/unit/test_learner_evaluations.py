@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder, find_checkpoint
-from headrace.config import RunConfig
+from headrace.config import ModelConfig, RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.models.parameters import decode_parameters, parameters_of
 from headrace.rpc.chunks import Assembler, Blob
 from headrace.rpc.v1 import learner_pb2
@@ -39,6 +39,7 @@ from headrace_learner.training import Training
 EPOCH, RUN = 2, "run"
 EVALUATOR, ACTOR = bytes(16), b"a" * 16
 SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
+MODEL = ModelConfig(hidden_sizes=(8,), activation="tanh")
 
 
 def run_config(every_s: float | None) -> RunConfig:
@@ -80,7 +81,7 @@ class Learner:
         self.evaluations = None if every_s is None else Evaluations(metrics)
         definition = Definition(SPACES)
         self.front = LearnerFront(RUN, epoch, config, self.roster, definition, self.publisher, self.evaluations)
-        network, agent = MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(config.agent, SPACES, {})
+        network, agent = BuiltIn(SPACES.observation, 2, MODEL), make_agent(config.agent, SPACES, {})
         self.trainer = Trainer(network, agent, config, torch.device("cpu"))
         self.checkpoints = CheckpointFolder(folder / "checkpoints", keep=2)
         ledger = LearnerLedger(metrics)

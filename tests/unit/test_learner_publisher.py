@@ -9,7 +9,8 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from headrace.models.mlp import MLP
+from headrace.config import ModelConfig
+from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network
 from headrace.models.parameters import decode_parameters, parameters_of
 from headrace.rpc.chunks import Assembler, Blob
@@ -33,8 +34,8 @@ def publisher(registry: CollectorRegistry) -> WeightPublisher:
 
 
 @pytest.fixture
-def network() -> MLP:
-    return MLP(ArraySpec("<f4", (4,)), 2, (8,), "relu")
+def network() -> BuiltIn:
+    return BuiltIn(ArraySpec("<f4", (4,)), 2, ModelConfig(hidden_sizes=(8,)))
 
 
 async def blob_of(stream: AsyncIterator[learner_pb2.WeightsChunk]) -> Blob:
@@ -46,7 +47,7 @@ async def blob_of(stream: AsyncIterator[learner_pb2.WeightsChunk]) -> Blob:
 
 
 def test_weights_that_are_not_finite_are_never_published(
-    publisher: WeightPublisher, network: MLP, registry: CollectorRegistry
+    publisher: WeightPublisher, network: BuiltIn, registry: CollectorRegistry
 ) -> None:
     async def scenario() -> list[int]:
         stream = publisher.stream(-1)
@@ -68,7 +69,9 @@ def test_weights_that_are_not_finite_are_never_published(
     assert registry.get_sample_value("headrace_learner_publishes_total") == 2
 
 
-def test_a_reader_that_is_slow_gets_the_newest_version_and_no_backlog(publisher: WeightPublisher, network: MLP) -> None:
+def test_a_reader_that_is_slow_gets_the_newest_version_and_no_backlog(
+    publisher: WeightPublisher, network: BuiltIn
+) -> None:
     async def scenario() -> list[tuple[int, int]]:
         stream = publisher.stream(-1)
         seen = []
@@ -107,9 +110,9 @@ def test_bfloat16_weights_are_published_bit_by_bit_at_two_bytes_each(publisher: 
     assert 2 * 65 * 64 < len(blob.data) < 2 * 65 * 64 + 1000
 
 
-def test_another_network_is_published_with_its_own_parameters(publisher: WeightPublisher, network: MLP) -> None:
+def test_another_network_is_published_with_its_own_parameters(publisher: WeightPublisher, network: BuiltIn) -> None:
     assert publisher.publish(network, 1)
-    other = MLP(ArraySpec("<f4", (4,)), 2, (8,), "relu")
+    other = BuiltIn(ArraySpec("<f4", (4,)), 2, ModelConfig(hidden_sizes=(8,)))
     assert publisher.publish(other, 2)
     newest = publisher._newest
     assert newest is not None

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 from headrace.agents.batch import UnrollBatch
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
-from headrace.config import RunConfig
+from headrace.config import ModelConfig, RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.wire.payload import ArraySpec
 from headrace_learner.roster import Roster
@@ -39,7 +39,7 @@ def config(optimizer: Any) -> RunConfig:
 
 def trainer(config: RunConfig, seed: int) -> Trainer:
     torch.manual_seed(seed)
-    network = MLP(SPACES.observation, 2, (8,), "tanh")
+    network = BuiltIn(SPACES.observation, 2, ModelConfig(hidden_sizes=(8,), activation="tanh"))
     return Trainer(network, make_agent(config.agent, SPACES, {}), config, torch.device("cpu"))
 
 

@@ -10,16 +10,17 @@ from torch import Tensor, nn
 
 from headrace.agents.batch import UnrollBatch
 from headrace.agents.registry import make_agent
-from headrace.config import LearnerConfig, RunConfig
+from headrace.config import LearnerConfig, ModelConfig, RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.errors import ConfigError, ExitCode
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.wire.payload import ArraySpec
 from headrace_learner.optimizer import Optimizer
 from headrace_learner.trainer import DivergedError, Trainer, choose_device
 
 CPU = torch.device("cpu")
 SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
+MODEL = ModelConfig(hidden_sizes=(8,), activation="tanh")
 
 
 R2D2 = {"name": "r2d2", "burn_in": 0, "unroll_length": 5, "period": 5, "target_period": 3}  # has a target network
@@ -30,7 +31,7 @@ def trainer(agent: dict[str, Any] | None = None, **learner: Any) -> Trainer:
     config = RunConfig.model_validate(
         {"env": {"id": "CartPole-v1"}, "agent": agent or {}, "learner": {"lr": 0.01, **learner}}
     )
-    return Trainer(MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(config.agent, SPACES, {}), config, CPU)
+    return Trainer(BuiltIn(SPACES.observation, 2, MODEL), make_agent(config.agent, SPACES, {}), config, CPU)
 
 
 def batch(seed: int, *, reward: float | None = None) -> UnrollBatch:

@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry
 
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
-from headrace.config import RunConfig
+from headrace.config import ModelConfig, RunConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.service import Lifetime
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.health import Health
@@ -27,6 +27,7 @@ from headrace_learner.trainer import Trainer
 from headrace_learner.training import Training
 
 SPACES = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))
+MODEL = ModelConfig(hidden_sizes=(8,), activation="tanh")
 CONFIG = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, "telemetry": {"log_every_s": 10}})
 
 
@@ -79,7 +80,7 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
     metrics = LearnerMetrics(CollectorRegistry())
     roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
     health = Health(clock=clock.monotonic)
-    network, agent = MLP(SPACES.observation, 2, (8,), "tanh"), make_agent(CONFIG.agent, SPACES, {})
+    network, agent = BuiltIn(SPACES.observation, 2, MODEL), make_agent(CONFIG.agent, SPACES, {})
     trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
     ages: list[float] = []
     dry = Dry(

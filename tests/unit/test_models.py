@@ -12,7 +12,7 @@ from headrace.config import ModelConfig
 from headrace.envs.spaces import DiscreteSpec, Spaces
 from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State, step
 from headrace.models.numpy_mlp import NumpyMLP
 from headrace.models.parameters import encode_parameters, parameters_of
@@ -162,7 +162,7 @@ def test_an_observation_of_a_single_number_is_one_feature(core: Any) -> None:
 
 def test_byte_frames_are_scaled_in_the_network_and_floats_are_not() -> None:
     for dtype, value, seen in (("|u1", 255, 1.0), ("<f4", 255.0, 255.0), ("<u2", 255, 255.0)):
-        network = MLP(ArraySpec(dtype, (1,)), 1, (), "relu")
+        network = BuiltIn(ArraySpec(dtype, (1,)), 1, ModelConfig(hidden_sizes=()))
         torch.nn.init.ones_(network.policy.weight)
         observation = torch.from_numpy(np.array([[value]], dtype))
         flags = torch.zeros(1, dtype=torch.bool)

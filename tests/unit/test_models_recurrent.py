@@ -106,14 +106,21 @@ def test_the_actor_steps_the_same_network_and_its_state_travels_in_the_payload()
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
-        ({"model": {"previous_inputs": True}}, "model.previous_inputs"),
-        ({"model": {"core": "gru", "network": "module:Class"}}, "model.core"),
+        ({"core": "gru"}, "model.core = 'gru'"),
+        ({"previous_inputs": True}, "model.previous_inputs = true"),
+        ({"torso": "impala"}, "model.torso = 'impala'"),
+        ({"hidden_sizes": [64, 64]}, r"model.hidden_sizes = \[64, 64\]"),
+        ({"head_sizes": [8]}, r"model.head_sizes = \[8\]"),
+        ({"activation": "tanh"}, "model.activation = 'tanh'"),
     ],
 )
-def test_contradictory_settings_are_refused_by_name(settings: dict[str, Any], named: str, tmp_path: Any) -> None:
+def test_settings_of_the_built_in_network_are_refused_by_name_beside_an_own_one(
+    settings: dict[str, Any], named: str, tmp_path: Any
+) -> None:
     import yaml
 
     path = tmp_path / "my.yaml"
-    path.write_text(yaml.safe_dump({"preset": "cartpole"} | settings))
-    with pytest.raises(ConfigError, match=named):
+    path.write_text(yaml.safe_dump({"preset": "cartpole", "model": {"network": "module:Class"} | settings}))
+    with pytest.raises(ConfigError, match=f"{named} .* does not go with model.network = 'module:Class'") as caught:
         load_config(path)
+    assert "\n" not in str(caught.value)

@@ -18,11 +18,11 @@ from headrace.agents.agent import Agent
 from headrace.agents.apex import ApeX, ApeXConfig
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.r2d2 import R2D2, R2D2Config, ladder_epsilon, q_values, taken
-from headrace.config import EnvConfig
+from headrace.config import EnvConfig, ModelConfig
 from headrace.envs.slots import make_slots
 from headrace.errors import ConfigError
 from headrace.models.build import state_spec
-from headrace.models.mlp import MLP
+from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network
 from headrace.models.numpy_mlp import NumpyMLP
 from headrace.models.parameters import ParameterEncoder
@@ -78,9 +78,10 @@ def sequences(items: int = 60, **settings: Any) -> Played:
 
 def flat(items: int = 200, **settings: Any) -> Played:
     torch.manual_seed(2)
-    built_in = (SPACES.observation, SPACES.action.n, (8,), "tanh")
+    network = BuiltIn(SPACES.observation, SPACES.action.n, ModelConfig(hidden_sizes=(8,), activation="tanh"))
+    policy = NumpyMLP(SPACES.observation, SPACES.action.n, (8,), "tanh")
     agent = ApeX(ApeXConfig(**{"n_steps": 3, "ticks_per_message": 5, "discount": 0.5, **settings}), SPACES, {})
-    return Played(agent, MLP(*built_in), NumpyMLP(*built_in), items)
+    return Played(agent, network, policy, items)
 
 
 # -- sequences ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,80 @@
+"""Which torso the built-in network has: what `torso: auto` and `hidden_sizes: null` of `model` mean for an observation.
+
+Without PyTorch, so that an actor can tell whether it needs it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from headrace.config_sections import ModelConfig
+from headrace.errors import ConfigError
+from headrace.wire.payload import ArraySpec
+
+ImageTorso = Literal["nature", "impala"]
+TorsoKind = Literal["mlp"] | ImageTorso
+
+HIDDEN_SIZES: dict[TorsoKind, tuple[int, ...]] = {"mlp": (64, 64), "nature": (512,), "impala": (256,)}  # for null
+LEAST_SIDE: dict[ImageTorso, int] = {"nature": 36, "impala": 1}  # pixels; convolutions leave nothing of fewer
+CHOSEN: ImageTorso = "nature"  # by auto: a tenth of the deep network's work
+
+
+@dataclass(frozen=True, slots=True)
+class Image:
+    """How an observation is an image."""
+
+    channels: int  # of one pixel: colours, or frames of a stack
+    height: int
+    width: int
+    channel_axis: int | None  # of the observation: 0 of [C, H, W], 2 of [H, W, C], None of [H, W]
+
+
+@dataclass(frozen=True, slots=True)
+class Torso:
+    """What lies between the observation and the core or the heads."""
+
+    kind: TorsoKind
+    hidden_sizes: tuple[int, ...]  # fully connected, behind the convolutions if there are any
+
+
+def torso_of(config: ModelConfig, observation: ArraySpec) -> Torso:
+    """The run's torso. ConfigError, in one line, if these observations do not go through the one asked for."""
+    kind = config.torso
+    if kind == "auto":
+        image = image_of(observation) if observation.dtype == "|u1" else None
+        kind = CHOSEN if image is not None and _fits(image, CHOSEN) else "mlp"
+    elif kind != "mlp":
+        image = image_of(observation)
+        shape = list(observation.shape)
+        if image is None:
+            raise ConfigError(
+                f"model.torso: {kind} takes images [H, W], [C, H, W] or [H, W, C], C being the smaller of the first "
+                f"and the last; an observation has the shape {shape}; use mlp, or a wrapper in env.wrappers"
+            )
+        if not _fits(image, kind):
+            least = LEAST_SIDE[kind]
+            raise ConfigError(
+                f"model.torso: {kind} takes images of at least {least}x{least}; an observation of shape {shape} is one "
+                f"of {image.height}x{image.width}; use impala or mlp, or a wrapper in env.wrappers to enlarge it"
+            )
+    hidden_sizes = HIDDEN_SIZES[kind] if config.hidden_sizes is None else config.hidden_sizes
+    return Torso(kind, hidden_sizes)
+
+
+def image_of(observation: ArraySpec) -> Image | None:
+    """As [H, W], or [C, H, W] or [H, W, C], whichever has fewer channels. None: of other form, empty, or both alike."""
+    shape = observation.shape
+    if 0 in shape:
+        return None
+    if len(shape) == 2:
+        return Image(1, *shape, channel_axis=None)
+    if len(shape) != 3 or shape[0] == shape[2]:
+        return None
+    if shape[0] < shape[2]:
+        return Image(shape[0], shape[1], shape[2], channel_axis=0)
+    return Image(shape[2], shape[0], shape[1], channel_axis=2)
+
+
+def _fits(image: Image, kind: ImageTorso) -> bool:
+    return min(image.height, image.width) >= LEAST_SIDE[kind]
