@@ -15,6 +15,7 @@ from pydantic import Discriminator, Field, Tag, TypeAdapter, ValidationError, mo
 from headrace.agents.apex import ApeXConfig
 from headrace.agents.r2d2 import R2D2Config
 from headrace.agents.vtrace import VTraceConfig
+from headrace.atari_settings import check_atari
 from headrace.config_errors import ContradictionError, explain
 from headrace.config_keys import ConfigKeys
 from headrace.config_layers import Origins, flow, merge, of_one_algorithm, presets, read_layers
@@ -112,6 +113,7 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         model = self.model
+        check_atari(self.env)
         check_batch(self)
         if not isinstance(self.agent, OwnAgentConfig):  # an own one is imported where it is needed
             table_settings(self)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_serializer, model_validator
 
+from headrace.atari_settings import is_atari, with_preprocessing
 from headrace.schedule import Number, Schedule, Whole, refuse_bool
 
 if TYPE_CHECKING:
@@ -63,13 +64,20 @@ class EnvConfig(Section):
     id: str = Field(min_length=1, examples=["CartPole-v1"])
     """Gymnasium id such as CartPole-v1, or module:factory of a callable that returns an environment."""
     kwargs: Kwargs = {}
-    """Keyword arguments of the environment."""
+    """Keyword arguments of the environment; for Atari's ids they have defaults, the preprocessing."""
     wrappers: tuple[WrapperConfig, ...] = ()
     """Wrappers around each environment, the innermost first: module:Class or {class, kwargs}."""
     num_envs: Whole = Field(default=16, ge=1)
     """Environments that one actor process steps together (count)."""
     vectorization: Literal["auto", "native", "sync", "async", "none"] = "auto"
     """How they are stepped: native vector environment, sync, async (a process each), none (one by one), or auto."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _atari(cls, values: Any) -> Any:
+        if isinstance(values, dict) and is_atari(values.get("id")) and isinstance(values.get("kwargs", {}), dict):
+            return {**values, "kwargs": with_preprocessing(values.get("kwargs", {}))}
+        return values
 
 
 class AgentConfig(Section):
@@ -210,7 +218,7 @@ class StopConfig(Section):
     episodes: Whole = Field(default=100, ge=1)
     """Episodes that the mean return is taken over (count)."""
     steps: PositiveWhole | None = None
-    """Budget of environment steps (valid ticks trained on); null: none."""
+    """Budget of agent steps (valid ticks trained on, however many frames each skips); null: none."""
     updates: PositiveWhole | None = None
     """Budget of updates (count); null: none."""
     wall_s: PositiveNumber | None = None

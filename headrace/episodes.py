@@ -57,7 +57,7 @@ def play(
         seen = np.array(observation, dtype, order="C")  # a copy: the environment may reuse its array
         output, state = policy.step(seen, first, action, reward, state)
         action = choose(output)
-        observation, reward, terminated, truncated = slots.step(action)
+        observation, reward, terminated, truncated, _ = slots.step(action)  # a lost life ends no episode
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
         reward = np.where(valid, reward, np.float32(0))
         ended = (terminated | truncated) & valid

@@ -23,7 +23,7 @@ def bare_env(config: RunConfig) -> float:
     valid = np.ones(slots.num_slots, np.bool_)
     steps, rounds, started = 0, 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < CALIBRATION_S:
-        _, _, terminated, truncated = slots.step(actions[rounds % 64])
+        _, _, terminated, truncated, _ = slots.step(actions[rounds % 64])
         steps += int(np.count_nonzero(valid))
         valid = ~((terminated | truncated) & valid)
         rounds += 1

@@ -9,14 +9,21 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from headrace.atari_settings import is_atari
 from headrace.config import EnvConfig
+from headrace.envs.atari import AtariSlots, make_atari, refuse_second_skip
 from headrace.envs.spaces import Spaces, describe
 from headrace.errors import ComponentLost, ConfigError
 from headrace.imports import import_module, import_modules, load
 
 Array = npt.NDArray[Any]
 Flags = npt.NDArray[np.bool_]
-Transition = tuple[Array, npt.NDArray[np.float32], Flags, Flags]  # observation, reward, terminated, truncated
+Transition = tuple[Array, npt.NDArray[np.float32], Flags, Flags, Flags | None]
+"""Observation, reward, terminated, truncated as Gymnasium has them, and where a life was lost.
+
+A lost life ends the episode for learning only: it counts as `terminated` there, and no reset follows from it. None:
+these environments have no lives, or they are not to count.
+"""
 
 
 class Slots(Protocol):
@@ -29,7 +36,10 @@ class Slots(Protocol):
         """First observations [N, ...]; seed i is slot i's. The array may be reused by the next step."""
 
     def step(self, actions: npt.NDArray[np.int64]) -> Transition:
-        """Takes zero-based actions [N]. Arrays may be reused by the next step."""
+        """Takes zero-based actions [N]. Arrays may be reused by the next step.
+
+        Of a slot whose episode ended in the step before, only the observation means anything.
+        """
 
     def close(self) -> None: ...
 
@@ -40,6 +50,9 @@ def make_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
 
     import_modules(imports)
     mode = config.vectorization
+    if is_atari(config.id):
+        life_loss = bool(config.kwargs["life_loss_info"])
+        return AtariSlots(_made(config, partial(make_atari, config)), life_loss=life_loss)
     native = _native(config)
     if mode == "native" and native is None:
         raise ConfigError(
@@ -72,6 +85,7 @@ def make_env(config: EnvConfig, imports: Sequence[str]) -> Any:
     env = factory(**kwargs) if factory else gymnasium.make(config.id, **kwargs)
     for index, wrapper in enumerate(config.wrappers):
         env = load(wrapper.class_, f"env.wrappers[{index}]")(env, **wrapper.kwargs)
+    refuse_second_skip(env, config.id)
     return env
 
 
@@ -148,7 +162,7 @@ class _VectorSlots:
             observation, reward, terminated, truncated, _ = self._env.step(started)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:  # of a worker's pipe
             raise ComponentLost(f"an environment process of {self._name} ended: {self._exit_codes()}") from error
-        return observation, np.asarray(reward, np.float32), terminated, truncated
+        return observation, np.asarray(reward, np.float32), terminated, truncated, None
 
     def close(self) -> None:
         try:
@@ -197,7 +211,7 @@ class _PlainSlots:
             self._put(slot, result[0])
             _, reward[slot], terminated[slot], truncated[slot], _ = result
             self._ended[slot] = bool(terminated[slot] or truncated[slot])
-        return self._observation, reward, terminated, truncated
+        return self._observation, reward, terminated, truncated, None
 
     def close(self) -> None:
         for env in self._envs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from torch import nn
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.vtrace import VTrace, VTraceConfig
 from headrace.config import EnvConfig
-from headrace.envs.slots import Slots, make_slots
+from headrace.envs.slots import Slots, Transition, make_slots
 from headrace.envs.spaces import Spaces
 from headrace.models.build import state_spec
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
@@ -117,6 +117,37 @@ def test_an_unroll_is_the_environments_stream_with_resets_final_observations_and
     np.testing.assert_array_equal(following["previous_action"], views["action"][:, -1])
     np.testing.assert_array_equal(following["previous_reward"], views["reward"][:, -1])
     assert set(np.unique(views["action"])) <= set(range(4))  # zero-based, whatever the environment's start
+
+
+class LosingLives:
+    """Slots that say a life was lost in every second step of an episode, and nonsense where they only reset."""
+
+    def __init__(self, slots: Slots) -> None:
+        self.slots, self.spaces, self.num_slots = slots, slots.spaces, slots.num_slots
+
+    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+        return self.slots.reset(seeds)
+
+    def step(self, actions: np.ndarray) -> Transition:
+        observation, reward, terminated, truncated, _ = self.slots.step(actions)
+        step_in_episode = observation[:, 1]
+        return observation, reward, terminated, truncated, (step_in_episode == 2) | (step_in_episode == 0)
+
+    def close(self) -> None:
+        self.slots.close()
+
+
+def test_a_lost_life_is_terminated_for_learning_and_neither_resets_anything_nor_ends_the_episode() -> None:
+    episodes: list[tuple[float, int]] = []
+    observers = Observers(episode=lambda return_, length, judged: episodes.append((return_, length)))
+    plain, setup = Setup(10), Setup(10, observers=observers)
+    setup.collector.slots = LosingLives(setup.slots)
+    expected, got = (setup.views(made.collector.collect() or []) for made in (plain, setup))
+    assert np.flatnonzero(expected["terminated"][0]).tolist() == [6]
+    assert np.flatnonzero(got["terminated"][0]).tolist() == [1, 5, 6, 9]
+    for name in set(got) - {"terminated"}:
+        np.testing.assert_array_equal(got[name], expected[name], err_msg=name)
+    assert episodes == [(6.0, 3)] * 4
 
 
 def test_every_vectorization_ships_the_same_items() -> None:

@@ -42,7 +42,7 @@ def stream(made: Slots, ticks: int, actions: int = 1) -> list[tuple[Any, ...]]:
     observation = made.reset(range(made.num_slots))
     for _ in range(ticks):
         seen = observation[1].tolist()
-        observation, reward, terminated, truncated = made.step(np.full(made.num_slots, actions))
+        observation, reward, terminated, truncated, _ = made.step(np.full(made.num_slots, actions))
         assert (reward.dtype, reward.shape) == (np.float32, (made.num_slots,))
         rows.append((*seen, reward[1].item(), bool(terminated[1]), bool(truncated[1])))
     return rows

@@ -46,7 +46,7 @@ class UnevenSlots:
         self._ended = ~self._ended & (self._observation[:, 0] == self._lengths)
         reward = np.where(actions == self._pays, np.float32(10), np.float32(-1))
         even = np.arange(self.num_slots) % 2 == 0
-        return self._observation, reward, self._ended & even, self._ended & ~even
+        return self._observation, reward, self._ended & even, self._ended & ~even, None
 
     def close(self) -> None:
         return

@@ -109,14 +109,16 @@ class Collector:
         valid = self._valid
         self._unroller.act(action, behaviour, valid, self._weights.version)
 
-        self._observation, reward, terminated, truncated = self.slots.step(action)
+        self._observation, reward, terminated, truncated, life_lost = self.slots.step(action)
         stepped = time.perf_counter()
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
         reward = np.where(valid, reward, np.float32(0))
         terminated = terminated & valid
         truncated = truncated & valid
-        self._unroller.consequence(reward, terminated, truncated)
         ended = terminated | truncated
+        if life_lost is not None:  # an end for learning only: no reset follows, and the episode's statistics go on
+            terminated = terminated | (life_lost & valid)
+        self._unroller.consequence(reward, terminated, truncated)
         self._count(reward, valid, ended)
         self._first, self._valid = ~valid, ~ended
         self._state, self._previous_action, self._previous_reward = state, action, reward
