@@ -284,3 +284,13 @@ def test_single_environments_may_skip_frames_in_one_layer_only(
         return
     with pytest.raises(ConfigError, match=refused):
         make_slots(config, ("ale_py",))
+
+
+@pytest.mark.parametrize(("preset", "actions"), [("pong", 6), ("breakout", 4)])
+def test_a_preset_is_of_the_game_without_sticky_actions_and_clips_on_the_learner(preset: str, actions: int) -> None:
+    config = load_config(preset, [("env.num_envs", "1")], {})
+    assert config.env.kwargs["repeat_action_probability"] == 0
+    assert getattr(config.agent, "reward_clip", None) == 1
+    slots = make_slots(config.env, config.imports)
+    assert slots.spaces == Spaces(ArraySpec("|u1", (4, 84, 84)), DiscreteSpec(actions, 0))
+    slots.close()
