@@ -61,7 +61,7 @@ def test_a_mapping_is_taken_as_a_file_would_be_and_variables_play_no_part(monkey
     ("given", "told"),
     [
         ("cartpol", 'did you mean "cartpole"?'),
-        ({"preset": "cartpol"}, "preset: 'cartpol' in the given mapping is no preset; expected one of cartpole"),
+        ({"preset": "cartpol"}, "preset: 'cartpol' in the given mapping is no preset; expected one of breakout"),
         ({"preset": ["cartpole"]}, "is no preset"),
         ({"preset": "cartpole", "lerner": {}}, "lerner: unknown key in the given mapping; did you mean learner?"),
         ({"preset": "cartpole", "learner": {"lr": "fast"}}, "learner.lr: got 'fast' from the given mapping"),
