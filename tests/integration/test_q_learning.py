@@ -20,8 +20,8 @@ def test_r2d2_learns_to_act_on_a_cue_that_lies_further_back_than_burn_in_and_n_s
 
 def test_two_shards_and_two_actors_train_it_too_compressed(tmp_path: Path) -> None:
     arguments = ["train", "memory-r2d2", "--replay.shards", "2", "--replay.codec", "lz4", "--actors", "2"]
-    with running(tmp_path, [*arguments, "--stop.updates", "150"]) as command:
-        assert command.wait(120.0) == 4  # a budget, and not enough for the goal
+    with running(tmp_path, [*arguments, "--stop.updates", "150", "--stop.return_", "2"]) as command:
+        assert command.wait(120.0) == 4  # a budget, and a goal that nobody reaches
         summary = command.summary()
     ledger = summary["ledger"]
     assert_identities_hold(ledger)
