@@ -64,6 +64,7 @@ def test_the_presets_of_q_learning_reach_their_goals(tmp_path: Path, preset: str
 
 def test_nobody_finds_the_way_in_the_t_maze_without_a_memory(tmp_path: Path) -> None:
     arguments = ["train", "memory-r2d2", "--model.core", "none", "--stop.steps", "300000"]
+    arguments += ["--telemetry.log_every_s", "0.2"]
     with running(tmp_path, arguments) as command:
         assert command.wait(600.0) == 4
         returns = [record["mean_return"] for record in command.records() if record["episodes"] == 100]
