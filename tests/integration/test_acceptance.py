@@ -14,7 +14,7 @@ from killing import check, killing
 from stalls import GOES_ON_S, SERVICES, SLACK_BYTES, stalling
 from strangers import crowd_size, crowds, training
 
-pytestmark = pytest.mark.acceptance
+pytestmark = [pytest.mark.acceptance, pytest.mark.timeout(900)]  # commands have 600 s of their own
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])
@@ -86,7 +86,6 @@ def test_the_policy_of_a_solved_run_plays_by_itself(tmp_path: Path) -> None:
     assert json.loads(played.stdout)["mean_return"] >= 475
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("service", SERVICES)
 def test_five_minutes_without_a_service_cost_no_memory_and_no_item(tmp_path: Path, service: str) -> None:
     with stalling(tmp_path) as run:
