@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from headrace.agents.agent import Actions, greedy
+from headrace.agents.agent import Actions
 from headrace.envs.slots import Slots
 from headrace.models.policy import Policy, PolicyOutput
 
 Choose = Callable[[PolicyOutput], Actions]
-"""Zero-based actions [N] for what the network says of N observations."""
+"""Actions [N, ...], as they travel, for what the network says of N observations."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def play(
     seeds: Sequence[int],
     episodes: int,
     *,
-    choose: Choose = greedy,
+    choose: Choose,
     stopping: Callable[[], bool] = lambda: False,
     stepped: Callable[[int], None] = lambda valid: None,
 ) -> list[Episode] | None:
@@ -43,21 +43,22 @@ def play(
     Each slot contributes its first episodes, a number that is fixed beforehand: the first `episodes` that end anywhere
     would be the short ones. `stepped` is told the valid ticks of each step.
     """
-    count, dtype = slots.num_slots, slots.spaces.observation.dtype
+    count, spaces = slots.num_slots, slots.spaces
     due = shares(episodes, count)
     finished: list[list[Episode]] = [[] for _ in range(count)]
-    observation = slots.reset(seeds)  # [N, ...]
+    seen = slots.reset(seeds)
     first, valid = np.ones(count, np.bool_), np.ones(count, np.bool_)
-    action, reward = np.zeros(count, np.int64), np.zeros(count, np.float32)
+    action, reward = spaces.actions.zeros(count), np.zeros(count, np.float32)
     state = policy.initial_state(count)
     return_, length = np.zeros(count, np.float64), np.zeros(count, np.int64)
     while any(len(done) < wanted for done, wanted in zip(finished, due, strict=True)):
         if stopping():
             return None
-        seen = np.array(observation, dtype, order="C")  # a copy: the environment may reuse its array
+        # a copy: the environment may reuse its arrays
+        seen = {name: np.array(array, spaces.seen[name].dtype, order="C") for name, array in seen.items()}
         output, state = policy.step(seen, first, action, reward, state)
         action = choose(output)
-        observation, reward, terminated, truncated, _ = slots.step(action)  # a lost life ends no episode
+        seen, reward, terminated, truncated, _ = slots.step(action)  # a lost life ends no episode
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
         reward = np.where(valid, reward, np.float32(0))
         ended = (terminated | truncated) & valid

@@ -31,3 +31,11 @@ class ComponentLost(HeadraceError):
     """A peer, a worker thread or a child process is gone for good."""
 
     exit_code = ExitCode.LOST
+
+
+class MisbehavedError(ComponentLost):
+    """An environment did what its spaces or Gymnasium's interface do not allow. `reason` is a label of metrics."""
+
+    def __init__(self, message: str, reason: str) -> None:
+        super().__init__(message)
+        self.reason = reason

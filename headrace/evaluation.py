@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 
-from headrace.agents import agent as agents
 from headrace.config import RunConfig, load_config
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import make_slots
@@ -63,7 +62,9 @@ def evaluate(
     try:
         if difference := policy.spaces.difference(slots.spaces):
             raise ConfigError(f"the environment does not fit the policy: {difference}")
-        choose = agents.greedy if greedy else _explored(policy, slots.num_slots, policy_generator(seed, _NO_ACTOR, 0))
+        choose = (
+            policy.agent.greedy if greedy else _explored(policy, slots.num_slots, policy_generator(seed, _NO_ACTOR, 0))
+        )
         seeds = slot_seeds(seed, _NO_ACTOR, 0, slots.num_slots)
         played = play(slots, policy.inference, seeds, episodes, choose=choose)
     finally:

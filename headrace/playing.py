@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from headrace.agents.agent import Agent
-from headrace.agents.agent import greedy as greedy_action
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import Checkpoint, find_checkpoint
 from headrace.config import RunConfig
@@ -23,6 +21,8 @@ from headrace.models.network import Network
 from headrace.models.numpy_mlp import check_shapes
 from headrace.models.policy import NumpyState
 from headrace.models.torch_policy import TorchPolicy
+from headrace.observing import mask_of_one, observed_one
+from headrace.unroll import ACTION_MASK
 
 
 def load_policy(run_or_checkpoint: str | os.PathLike[str], *, seed: int | None = None) -> LoadedPolicy:
@@ -78,27 +78,33 @@ class LoadedPolicy:
         self.config, self.spaces = config, spaces
         self.agent = make_agent(config.agent, spaces, self.inference.state_spec())
         self._explorer = self.agent.explorer(np.zeros(1, np.int64))
+        self._actions = spaces.actions
         self.checkpoint, self.updates = checkpoint, updates
         self._random = np.random.default_rng(seed)
         self._state: NumpyState = self.inference.initial_state(1)
-        self._previous_action = np.zeros(1, np.int64)
+        self._previous_action = spaces.actions.zeros(1)
         self.reset()
 
     def reset(self) -> None:
         """An episode begins: the next `act` forgets recurrent state, previous action and previous reward."""
         self._first = True
 
-    def act(self, observation: npt.ArrayLike, *, reward: float | None = None, greedy: bool = True) -> int:
+    def act(
+        self, observation: Any, *, action_mask: Any = None, reward: float | None = None, greedy: bool = True
+    ) -> Any:
         """The action for the next observation of the running episode, as the environment's `step` takes it.
 
-        observation: as the environment gave it, without a batch dimension; of the shape and kind of numbers of
-            `spaces.observation`.
+        observation: as the environment gave it, without a batch dimension: an array, a number, or a dict or tuple of
+            them, as `spaces.observation` says.
+        action_mask: what the environment's `info` has under this name; needed if it had one in training.
         reward: what `step` returned together with this observation; not looked at where the episode begins.
             None counts as 0, and is refused if the network sees it (`model.previous_inputs`).
         greedy: the best action; False: one as in training, by the algorithm's own way to explore, at its least.
-        Raises ValueError, in one line, for an observation that is another than the network was made for.
+        Raises ValueError, in one line, for an observation that is another than the network was made for, or a mask.
         """
-        seen = self._observed(observation)
+        seen = observed_one(observation, self.spaces)
+        if self.spaces.masked or action_mask is not None:
+            seen[ACTION_MASK] = mask_of_one(action_mask, self.spaces)
         if reward is None and self.config.model.previous_inputs and not self._first:
             raise ValueError("reward: missing; this network sees the previous reward: act(observation, reward=reward)")
         output, self._state = self.inference.step(
@@ -108,39 +114,9 @@ class LoadedPolicy:
             np.array([0.0 if reward is None else reward], np.float32),
             self._state,
         )
-        self._previous_action = greedy_action(output) if greedy else self._explorer.act(output, self._random)[0]
+        self._previous_action = self.agent.greedy(output) if greedy else self._explorer.act(output, self._random)[0]
         self._first = False
-        return int(self._previous_action[0]) + self.spaces.action.start
-
-    def _observed(self, observation: npt.ArrayLike) -> npt.NDArray[Any]:
-        """[1, ...], a copy of the dtype that travels in training: floats as float32."""
-        spec = self.spaces.observation
-        try:
-            given = np.asarray(observation)
-        except (ValueError, TypeError, RuntimeError):  # ragged, or a tensor that is not to be had as an array
-            self._refuse(f"a {type(observation).__name__}")
-        if given.dtype.kind not in "biuf":
-            self._refuse(f"a {type(observation).__name__}")
-        if given.shape != spec.shape or not _fits(given, np.dtype(spec.dtype)):
-            self._refuse(f"{given.dtype} of shape {given.shape}")
-        return np.array(given, spec.dtype, order="C")[None]
-
-    def _refuse(self, got: str) -> NoReturn:
-        spec = self.spaces.observation
-        raise ValueError(
-            f"observation: got {got}; expected {np.dtype(spec.dtype)} of shape {spec.shape}, one observation without a "
-            "batch dimension (reset and step return it first of several things)"
-        )
-
-
-def _fits(given: npt.NDArray[Any], expected: np.dtype[Any]) -> bool:
-    """Whether the numbers mean the same in the dtype that the network was trained on."""
-    if expected.kind == "f":
-        return True
-    if given.dtype.kind in "iu" and expected.kind in "iu" and given.size:
-        limits = np.iinfo(expected)
-        return bool(limits.min <= given.min() and given.max() <= limits.max)
-    return np.can_cast(given.dtype, expected)
+        return self._actions.to_environment(self._previous_action[0])
 
 
 def _described(checkpoint: Checkpoint) -> tuple[RunConfig, Spaces, int]:

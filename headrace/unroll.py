@@ -4,7 +4,7 @@ A *tick* is one consultation of the policy. Vector environments run in NEXT_STEP
 observation is an ordinary tick whose action the environment ignores (`valid` is false there).
 
     field        meaning
-    observation  what the policy saw
+    observation, action_mask   what the policy saw: each leaf of the observation, and which actions were allowed
     first        this observation begins an episode: recurrent state, previous action and reward are zeroed before it
     action, behaviour/*   what the policy answered, and what the learner needs to correct for it
     reward, terminated, truncated   the consequence of `action`
@@ -12,21 +12,24 @@ observation is an ordinary tick whose action the environment ignores (`valid` is
     version      the weights that chose the action
 
 An unroll of length T is a head (recurrent state, previous action and reward before its first tick), T ticks, and a
-tail (observation and `first` of tick T, for the bootstrap). The tail lies in row T of the observation fields.
+tail (what was seen at tick T, and `first`, for the bootstrap). The tail lies in row T of those fields.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.wire.payload import ArraySpec, Buffer, PayloadSchema
 
+T = TypeVar("T")
+
 # Field names. Trees are flattened: `<field>/<leaf>`; a field that is one array stands under its own name.
 OBSERVATION = "observation"
+ACTION_MASK = "action_mask"  # only where environments give one
 FIRST = "first"
 ACTION = "action"
 BEHAVIOUR = "behaviour"
@@ -43,6 +46,9 @@ STATE = "state"
 PREVIOUS_ACTION = "previous_action"
 PREVIOUS_REWARD = "previous_reward"
 
+Seen = Mapping[str, npt.NDArray[Any]]
+"""What a policy sees of N slots at a tick, [N, ...] each, by payload field: `observation` (of a Dict or a Tuple
+`observation/<leaf>`), and `action_mask` if there is one."""
 Flags = npt.NDArray[np.bool_]  # [N]
 Ticks = npt.NDArray[np.int64]  # [N], valid ticks of each row
 
@@ -64,17 +70,34 @@ def updates_of(packed: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return packed & ((1 << _VERSION_BITS) - 1)
 
 
+def observation_field(leaf: str) -> str:
+    """The payload field of an observation's leaf with this path."""
+    return f"{OBSERVATION}/{leaf}" if leaf else OBSERVATION
+
+
+def observed(fields: Mapping[str, T]) -> T | dict[str, T]:
+    """An observation of what there is by payload field: itself if it is one leaf, else its leaves by their paths."""
+    if OBSERVATION in fields:
+        return fields[OBSERVATION]
+    return subtree(fields, OBSERVATION)
+
+
+def is_observation(field: str) -> bool:
+    """Whether the payload field is an observation, or a leaf of one."""
+    return field == OBSERVATION or field.startswith(OBSERVATION + "/")
+
+
 def unroll_schema(
     length: int,
-    observation: ArraySpec,
+    seen: Mapping[str, ArraySpec],
     action: ArraySpec,
     behaviour: Mapping[str, ArraySpec],
     state: Mapping[str, ArraySpec],
 ) -> PayloadSchema:
     """The payload schema of unrolls of `length` ticks; every spec is that of one tick of one slot."""
     flag = ArraySpec("|b1", ())
-    fields = {
-        OBSERVATION: observation.repeated(length + 1),
+    fields = {name: spec.repeated(length + 1) for name, spec in seen.items()}
+    fields |= {
         FIRST: flag.repeated(length + 1),
         ACTION: action.repeated(length),
         REWARD: ArraySpec("<f4", (length,)),
@@ -90,26 +113,10 @@ def unroll_schema(
     return PayloadSchema(fields)
 
 
-def subtree(views: Mapping[str, npt.NDArray[Any]], field: str) -> dict[str, npt.NDArray[Any]]:
+def subtree(views: Mapping[str, T], field: str) -> dict[str, T]:
     """The leaves below `field` by their own names: `behaviour/logits` as `logits`."""
     prefix = field + "/"
     return {name.removeprefix(prefix): view for name, view in views.items() if name.startswith(prefix)}
-
-
-def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, num_actions: int) -> Flags:
-    """Which rows [N] no actor that keeps the contract can have sent; replay, which looks into none, let them pass.
-
-    Flags are 0 or 1, actions zero-based and below `num_actions`, and no more ticks are new than are valid. (A number
-    that is not finite can come from an environment, and is the trainer's to guard against.)
-    """
-    wrong: Flags = new_ticks > views[VALID].sum(axis=1)
-    for name in (FIRST, TERMINATED, TRUNCATED, VALID):
-        wrong |= (views[name].view(np.uint8) > 1).any(axis=1)
-    for name in (ACTION, PREVIOUS_ACTION, TAIL_ACTION):
-        if name in views:
-            action = views[name].reshape(len(wrong), -1)
-            wrong |= ((action < 0) | (action >= num_actions)).any(axis=1)
-    return wrong
 
 
 class UnrollWriter:
@@ -145,15 +152,17 @@ class UnrollWriter:
         self._views[PREVIOUS_REWARD][:] = previous_reward
         self._tick = 0
 
-    def observe(self, observation: npt.NDArray[Any], first: Flags) -> npt.NDArray[Any]:
-        """Records what the policy is about to see at this tick, [N, ...], and returns it as it was recorded.
+    def observe(self, seen: Seen, first: Flags) -> Seen:
+        """Records what the policy is about to see at this tick, and returns it as it was recorded.
 
         This is where floats become float32: the policy sees exactly what the learner will see.
         """
-        seen = self._views[OBSERVATION][:, self._tick]
-        seen[...] = observation
+        recorded = {}
+        for name, array in seen.items():
+            recorded[name] = row = self._views[name][:, self._tick]
+            row[...] = array
         self._views[FIRST][:, self._tick] = first
-        return seen
+        return recorded
 
     def act(
         self,
@@ -187,11 +196,11 @@ class UnrollWriter:
     def full(self) -> bool:
         return self._tick == self.length
 
-    def finish(self, observation: npt.NDArray[Any], first: Flags) -> tuple[Buffer, Ticks]:
+    def finish(self, seen: Seen, first: Flags) -> tuple[Buffer, Ticks]:
         """Closes the unroll with the tail. Returns its rows [N, payload_bytes] and the valid ticks of each [N]."""
         if not self.full:
             raise ValueError(f"an unroll of {self.length} ticks cannot be closed after {self._tick}")
-        self.observe(observation, first)
+        self.observe(seen, first)
         return self._rows, self._views[VALID].sum(axis=1, dtype=np.int64)
 
     @property

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, Typ
 import numpy as np
 import numpy.typing as npt
 
+from headrace.agents.distributions import most_likely
 from headrace.agents.unrolling import SequenceUnroller, Unroller
 from headrace.config_sections import Section
 from headrace.envs.spaces import Spaces
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from headrace.models.network import Network
     from headrace.models.policy import PolicyOutput
 
-Actions = npt.NDArray[np.int64]  # [N], zero-based
+Actions = npt.NDArray[Any]  # [N, *spaces.actions.array.shape], as they travel
 Behaviour = Mapping[str, npt.NDArray[np.float32]]  # [N, ...] per leaf
 Sampler = Literal["fifo", "uniform", "prioritized"]
 ConfigT = TypeVar("ConfigT", bound=Section)
@@ -44,7 +45,7 @@ class Explorer(Protocol):
     judged: Flags  # [N]: the slots whose returns tell how good the policy is; those that hardly explore
 
     def act(self, output: PolicyOutput, random: np.random.Generator) -> tuple[Actions, Behaviour]:
-        """Actions for logits [N, A] and values [N], and what is recorded of them beside."""
+        """Actions that the output's mask allows, and what is recorded of them beside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +92,10 @@ class Agent(ABC, Generic[ConfigT]):
     def explorer(self, indices: npt.NDArray[np.int64]) -> Explorer:
         """How the slots with these indices [N] act; index = lease x num_envs + slot, so that no two slots share one."""
 
+    def greedy(self, output: PolicyOutput) -> Actions:
+        """The best action of each slot that the output's mask allows: by default the likeliest."""
+        return most_likely(self.spaces.actions, output.logits, output.action_mask)
+
     def unroller(self, slots: int) -> Unroller:
         """What makes items of the ticks of `slots` slots: by default unrolls, one after the other."""
         return SequenceUnroller(self.schema, slots)
@@ -107,9 +112,3 @@ class Agent(ABC, Generic[ConfigT]):
 
         Of the batch there may be only `valid` left by then; what else is wanted has to be in `loss.parts`.
         """
-
-
-def greedy(output: PolicyOutput) -> Actions:
-    """The action of the largest logit of each slot [N], the first of equals; zero-based."""
-    action: Actions = output.logits.argmax(axis=1)
-    return action

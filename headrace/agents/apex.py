@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace import unroll
-from headrace.agents.agent import Agent, Loss
+from headrace.agents.agent import Actions, Agent, Loss
 from headrace.agents.batch import UnrollBatch, inputs_of
 from headrace.agents.r2d2 import (
     Q_MAX,
@@ -23,10 +23,12 @@ from headrace.agents.r2d2 import (
     EpsilonGreedyExplorer,
     QConfig,
     QParts,
+    best_action,
     diagnose,
     double_q,
     n_step_targets,
     q_values,
+    refuse_other_actions,
     taken,
 )
 from headrace.agents.unrolling import Array, Head
@@ -34,7 +36,7 @@ from headrace.config_sections import PositiveWhole
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.imports import LazyModule
-from headrace.unroll import Flags
+from headrace.unroll import Flags, Seen
 from headrace.wire.items import Item
 from headrace.wire.payload import ArraySpec, Buffer, PayloadSchema
 
@@ -65,20 +67,24 @@ class ApeX(Agent[ApeXConfig]):
     def __init__(self, config: ApeXConfig, spaces: Spaces, state: Mapping[str, ArraySpec]) -> None:
         if state:
             raise ConfigError("agent.name: apex has no place for a network's memory; use r2d2, or model.core none")
+        refuse_other_actions(config.name, spaces)
         super().__init__(config, spaces, state)
         self.target_period = config.target_period
 
     def items_of(self, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
-        one_tick = unroll.unroll_schema(1, spaces.observation, spaces.action.array, {}, state)
+        one_tick = unroll.unroll_schema(1, spaces.seen, spaces.actions.array, {}, state)
         folded = {
             unroll.DISCOUNT: ArraySpec("<f4", (1,)),
-            unroll.TAIL_ACTION: spaces.action.array,
+            unroll.TAIL_ACTION: spaces.actions.array,
             unroll.TAIL_REWARD: ArraySpec("<f4", ()),
         }
         return PayloadSchema(one_tick.fields | folded)
 
     def explorer(self, indices: npt.NDArray[np.int64]) -> EpsilonGreedyExplorer:
         return EpsilonGreedyExplorer(indices, self.config)
+
+    def greedy(self, output: PolicyOutput) -> Actions:
+        return best_action(output)
 
     def unroller(self, slots: int) -> NStepUnroller:
         return NStepUnroller(self.schema, slots, self.config)
@@ -93,7 +99,9 @@ class ApeX(Agent[ApeXConfig]):
         q_taken = taken(q[:-1], batch.action)
         with torch.no_grad():
             target_q = q_values(scan(target, inputs, batch.state)[0])
-            targets = n_step_targets(batch.reward, batch.discount, double_q(q, target_q), batch.valid, 1)
+            targets = n_step_targets(
+                batch.reward, batch.discount, double_q(q, target_q, batch.action_mask), batch.valid, 1
+            )
             td_errors = targets - q_taken
         per_tick = batch.weights * torch.nn.functional.huber_loss(q_taken, targets, reduction="none")
         total = per_tick.masked_fill(~batch.valid, 0.0).sum() / batch.valid.sum().clamp(min=1)
@@ -107,10 +115,10 @@ class ApeX(Agent[ApeXConfig]):
 class _Tick:
     """One tick of N slots that is being folded: the following ones are added to `reward` and `discount`."""
 
-    observation: Array  # [N, ...]
+    seen: Seen
     first: Flags
     head: Head
-    action: npt.NDArray[np.int64]
+    action: Array
     pending: Flags  # its item is not made yet
     version: int
     q_taken: npt.NDArray[np.float32]
@@ -133,18 +141,19 @@ class NStepUnroller:
         self._config = config
         self._ticks: deque[_Tick] = deque(maxlen=config.n_steps)  # the newest last
         self._consequences = 0  # since items were given out last
-        self._observation: Array
+        self._seen: Seen
         self._first: Flags
         self._head: Head
         self._begin()
 
-    def observe(self, observation: Array, first: Flags, head: Head) -> Array:
-        dtype = self._schema.fields[unroll.OBSERVATION].dtype
-        self._observation = np.array(observation, dtype, order="C")  # a copy: the environment may reuse its array
+    def observe(self, seen: Seen, first: Flags, head: Head) -> Seen:
+        fields = self._schema.fields
+        # a copy: the environment may reuse its arrays
+        self._seen = {name: np.array(array, fields[name].dtype, order="C") for name, array in seen.items()}
         self._first, self._head = first, head
-        return self._observation
+        return self._seen
 
-    def act(self, action: npt.NDArray[np.int64], behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
+    def act(self, action: Array, behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
         n = self._config.n_steps
         for steps, tick in zip(range(len(self._ticks), 0, -1), self._ticks, strict=True):  # the oldest first
             due = tick.pending if steps == n else tick.pending & ~valid
@@ -154,7 +163,7 @@ class NStepUnroller:
         nothing = np.zeros(slots, np.float32)
         self._ticks.append(
             _Tick(
-                observation=self._observation,
+                seen=self._seen,
                 first=self._first,
                 head=self._head,
                 action=action,
@@ -180,7 +189,7 @@ class NStepUnroller:
             tick.terminated, tick.truncated = terminated, truncated
         self._consequences += 1
 
-    def finished(self, observation: Array, first: Flags, peek: Callable[[Array], PolicyOutput]) -> list[Item]:
+    def finished(self, seen: Seen, first: Flags, peek: Callable[[Seen], PolicyOutput]) -> list[Item]:
         if self._consequences < self._config.ticks_per_message or not self._count:
             return []
         rows = self._rows[: self._count]
@@ -202,8 +211,9 @@ class NStepUnroller:
         count = int(np.count_nonzero(due))
         rows = slice(self._count, self._count + count)
         views: dict[str, npt.NDArray[Any]] = {name: view[rows] for name, view in self._views.items()}
-        views[unroll.OBSERVATION][:, 0] = tick.observation[due]
-        views[unroll.OBSERVATION][:, 1] = self._observation[due]
+        for name, array in tick.seen.items():
+            views[name][:, 0] = array[due]
+            views[name][:, 1] = self._seen[name][due]
         views[unroll.FIRST][:, 0] = tick.first[due]
         views[unroll.ACTION][:, 0] = tick.action[due]
         views[unroll.REWARD][:, 0] = tick.reward[due]

@@ -17,18 +17,19 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from headrace.config_sections import AgentConfig
-    from headrace.models.network import Network, NetworkInput, NetworkOutput
+    from headrace.models.network import Network, NetworkInput, NetworkOutput, Observation
 else:
     torch = LazyModule("torch")  # actors import this file too, by way of the agents, and do without
 
 
 @dataclass(frozen=True, slots=True)
 class UnrollBatch:
-    """B unrolls of T ticks, time first. Row T of `observation` and `first` is the tail."""
+    """B unrolls of T ticks, time first. Row T of `observation`, `action_mask` and `first` is the tail."""
 
-    observation: Tensor  # [T+1, B, *shape]
+    observation: Observation  # [T+1, B, *shape]
+    action_mask: Tensor | None  # [T+1, B, flags] bool
     first: Tensor  # [T+1, B] bool
-    action: Tensor  # [T, B] int64
+    action: Tensor  # [T, B, ...] int64 or float32, as it travels
     reward: Tensor  # [T, B] float32, raw
     terminated: Tensor  # [T, B] bool
     truncated: Tensor  # [T, B] bool
@@ -36,13 +37,17 @@ class UnrollBatch:
     version: Tensor  # [T, B] int64, packed
     behaviour: Mapping[str, Tensor]  # [T, B, ...]
     state: Mapping[str, Tensor]  # [B, ...], before tick 0
-    previous_action: Tensor  # [B]
+    previous_action: Tensor  # [B, ...]
     previous_reward: Tensor  # [B]
     weights: Tensor  # [B] float32: how much each counts (importance weights of replay)
     # Only where the actor has folded several ticks into one:
     discount: Tensor | None = None  # [T, B] float32, of what follows
-    tail_action: Tensor | None = None  # [B] int64, the action right before the tail
+    tail_action: Tensor | None = None  # [B, ...], the action right before the tail
     tail_reward: Tensor | None = None  # [B] float32
+
+    def leaves(self) -> dict[str, Tensor]:
+        """The leaves of the observations by their paths; the path of a single one is empty."""
+        return {"": self.observation} if isinstance(self.observation, torch.Tensor) else dict(self.observation)
 
     @classmethod
     def from_views(
@@ -65,11 +70,15 @@ class UnrollBatch:
         def if_any(name: str) -> Tensor | None:
             return field(name) if name in views else None
 
+        def sequence_if_any(name: str) -> Tensor | None:
+            return time_first(name) if name in views else None
+
         def leaves(tree: str) -> list[str]:
             return [name for name in views if name.startswith(tree + "/")]
 
         return cls(
-            observation=time_first(unroll.OBSERVATION),
+            observation=unroll.observed({n: time_first(n) for n in views if unroll.is_observation(n)}),
+            action_mask=sequence_if_any(unroll.ACTION_MASK),
             first=time_first(unroll.FIRST),
             action=time_first(unroll.ACTION),
             reward=time_first(unroll.REWARD),
@@ -84,7 +93,7 @@ class UnrollBatch:
             weights=torch.from_numpy(np.ones(len(views[unroll.VALID]), np.float32) if weights is None else weights).to(
                 device, non_blocking=True
             ),
-            discount=time_first(unroll.DISCOUNT) if unroll.DISCOUNT in views else None,
+            discount=sequence_if_any(unroll.DISCOUNT),
             tail_action=if_any(unroll.TAIL_ACTION),
             tail_reward=if_any(unroll.TAIL_REWARD),
         )
@@ -98,11 +107,14 @@ def inputs_of(batch: UnrollBatch) -> NetworkInput:
     previous_reward = torch.cat([batch.previous_reward[None], batch.reward])
     if batch.tail_action is not None and batch.tail_reward is not None:
         previous_action[-1], previous_reward[-1] = batch.tail_action, batch.tail_reward
-    return NetworkInput(batch.observation, batch.first, previous_action, previous_reward)
+    return NetworkInput(batch.observation, batch.first, previous_action, previous_reward, batch.action_mask)
 
 
 def evaluate(network: Network, batch: UnrollBatch) -> NetworkOutput:
-    """Logits [T+1, B, A] and values [T+1, B] at every tick and the tail, from the stored state at the head."""
+    """Logits [T+1, B, A] and values [T+1, B] at every tick and the tail, from the stored state at the head.
+
+    A: `Spaces.actions.num_logits`.
+    """
     from headrace.models.network import scan
 
     return scan(network, inputs_of(batch), batch.state)[0]

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import Field, model_validator
 
-from headrace.agents.agent import Actions, Agent, Behaviour, Loss, greedy
+from headrace.agents.agent import Actions, Agent, Behaviour, Loss
 from headrace.agents.batch import UnrollBatch, discounts, inputs_of, learner_rewards
 from headrace.agents.unrolling import SequenceUnroller
 from headrace.config_errors import ContradictionError
 from headrace.config_sections import AgentConfig, PositiveWhole
 from headrace.envs.spaces import Spaces
+from headrace.errors import ConfigError
 from headrace.imports import LazyModule
 from headrace.schedule import Number, Whole
 from headrace.unroll import unroll_schema
@@ -130,13 +131,29 @@ class EpsilonGreedyExplorer:
 
     def act(self, output: PolicyOutput, random: np.random.Generator) -> tuple[Actions, Behaviour]:
         logits = output.logits
-        count, actions = logits.shape
-        best = greedy(output)
+        count, best = len(logits), best_action(output)
         draws = random.random((2, count))
-        action = np.where(draws[0] < self.epsilon, (draws[1] * actions).astype(np.int64), best)
+        action = np.where(draws[0] < self.epsilon, _any_action(output, draws[1]), best)
         base = output.value - logits.mean(axis=1)
         slots = np.arange(count)
         return action, {Q_TAKEN: base + logits[slots, action], Q_MAX: base + logits[slots, best]}
+
+
+def best_action(output: PolicyOutput) -> Actions:
+    """The allowed action of the largest Q-value of each slot [N], the first of equals."""
+    mask = output.action_mask
+    best: Actions = (output.logits if mask is None else np.where(mask, output.logits, -np.inf)).argmax(axis=1)
+    return best
+
+
+def _any_action(output: PolicyOutput, draws: npt.NDArray[np.float64]) -> Actions:
+    """One of the allowed actions of each slot [N], all alike, by numbers from [0, 1)."""
+    count, actions = output.logits.shape
+    if output.action_mask is None:
+        return (draws * actions).astype(np.int64)
+    counted = output.action_mask.cumsum(axis=1)  # the k-th allowed action is where this becomes k
+    action: Actions = (counted > (draws * counted[:, -1]).astype(np.int64)[:, None]).argmax(axis=1)
+    return action
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
@@ -197,9 +214,12 @@ def taken(q: Tensor, action: Tensor) -> Tensor:
     return q.gather(-1, action.unsqueeze(-1)).squeeze(-1)
 
 
-def double_q(online: Tensor, target: Tensor) -> Tensor:
-    """The target network's value of the action that is best by the online one (van Hasselt et al. 2016). [..., A]."""
-    return taken(target, online.argmax(-1))
+def double_q(online: Tensor, target: Tensor, mask: Tensor | None) -> Tensor:
+    """The target network's value of the allowed action that is best by the online one (van Hasselt et al. 2016).
+
+    Q-values and mask [..., A] -> [...].
+    """
+    return taken(target, (online if mask is None else online.masked_fill(~mask, -torch.inf)).argmax(-1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +242,12 @@ def diagnose(loss: Loss) -> dict[str, float]:
     }
 
 
+def refuse_other_actions(algorithm: str, spaces: Spaces) -> None:
+    """ConfigError unless an action is one of a few: there is a Q-value for each."""
+    if spaces.actions.discrete is None:
+        raise ConfigError(f"agent.name: {algorithm} takes Discrete actions; use vtrace, or a wrapper in env.wrappers")
+
+
 class R2D2(Agent[R2D2Config]):
     """Logits and value are the two streams of a dueling head, of rescaled Q-values."""
 
@@ -229,15 +255,19 @@ class R2D2(Agent[R2D2Config]):
     sampler = "prioritized"
 
     def __init__(self, config: R2D2Config, spaces: Spaces, state: Mapping[str, ArraySpec]) -> None:
+        refuse_other_actions(config.name, spaces)
         super().__init__(config, spaces, state)
         self.target_period = config.target_period
 
     def items_of(self, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
         length = self.config.burn_in + self.config.unroll_length
-        return unroll_schema(length, spaces.observation, spaces.action.array, BEHAVIOUR, state)
+        return unroll_schema(length, spaces.seen, spaces.actions.array, BEHAVIOUR, state)
 
     def explorer(self, indices: npt.NDArray[np.int64]) -> EpsilonGreedyExplorer:
         return EpsilonGreedyExplorer(indices, self.config)
+
+    def greedy(self, output: PolicyOutput) -> Actions:
+        return best_action(output)
 
     def unroller(self, slots: int) -> SequenceUnroller:
         return SequenceUnroller(self.schema, slots, self.config.period, self._initial_priorities)
@@ -248,7 +278,8 @@ class R2D2(Agent[R2D2Config]):
         NaN if one of them is not finite: even where no target looks at it, the gradient would go through it.
         """
         batch = UnrollBatch.from_views(views, torch.device("cpu"))
-        q_tail = torch.from_numpy(tail.value + tail.logits.max(axis=1) - tail.logits.mean(axis=1))
+        slots = np.arange(len(tail.logits))
+        q_tail = torch.from_numpy(tail.value + tail.logits[slots, best_action(tail)] - tail.logits.mean(axis=1))
         burn_in = self.config.burn_in
         q_max = torch.cat([batch.behaviour[Q_MAX], q_tail[None]])[burn_in:]
         td_errors = self._targets(batch, q_max) - batch.behaviour[Q_TAKEN][burn_in:]
@@ -274,7 +305,8 @@ class R2D2(Agent[R2D2Config]):
         q_taken = taken(q[:-1], batch.action[burn_in:])
         valid = batch.valid[burn_in:]
         with torch.no_grad():
-            targets = self._targets(batch, double_q(q, target_q))
+            mask = None if batch.action_mask is None else batch.action_mask[burn_in:]
+            targets = self._targets(batch, double_q(q, target_q, mask))
             td_errors = targets - q_taken
             priorities = sequence_priorities(td_errors, valid, self.config.priority_eta)
         per_tick = batch.weights * 0.5 * (targets - q_taken).square()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from headrace.unroll import OBSERVATION, VALID, Flags, UnrollWriter
+from headrace.unroll import VALID, Flags, Seen, UnrollWriter
 from headrace.wire.items import Item
 from headrace.wire.payload import PayloadSchema
 
@@ -23,7 +23,7 @@ class Head(NamedTuple):
     """What the policy has of the past before a tick, [N, ...] each."""
 
     state: Mapping[str, Array]
-    previous_action: npt.NDArray[np.int64]
+    previous_action: Array
     previous_reward: npt.NDArray[np.float32]
 
 
@@ -32,19 +32,19 @@ class Unroller(Protocol):
 
     most_items: int  # that one tick may finish
 
-    def observe(self, observation: Array, first: Flags, head: Head) -> Array:
-        """What the policy is about to see, [N, ...], returned as it was recorded: floats have become float32."""
+    def observe(self, seen: Seen, first: Flags, head: Head) -> Seen:
+        """What the policy is about to see, returned as it was recorded: floats have become float32."""
 
-    def act(self, action: npt.NDArray[np.int64], behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
+    def act(self, action: Array, behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
         """What it answered, with which weights; `valid` false where the environment will ignore it."""
 
     def consequence(self, reward: npt.NDArray[np.float32], terminated: Flags, truncated: Flags) -> None:
         """What followed from the action; the tick ends."""
 
-    def finished(self, observation: Array, first: Flags, peek: Callable[[Array], PolicyOutput]) -> list[Item]:
-        """The items that are complete with this tick, given what will be observed next.
+    def finished(self, seen: Seen, first: Flags, peek: Callable[[Seen], PolicyOutput]) -> list[Item]:
+        """The items that are complete with this tick, given what will be seen next.
 
-        peek: what the policy says of that observation [N, ...], without taking the tick.
+        peek: what the policy says of that, without taking the tick.
         """
 
 
@@ -73,16 +73,16 @@ class SequenceUnroller:
         self._held_before = 0  # ticks of the oldest open unroll that an earlier one holds too
         self._version = 0
 
-    def observe(self, observation: Array, first: Flags, head: Head) -> Array:
+    def observe(self, seen: Seen, first: Flags, head: Head) -> Seen:
         if self._tick % self._period == 0:
             writer = UnrollWriter(self._schema, self._slots)
             writer.begin(head.state, head.previous_action, head.previous_reward)
             self._open.append(writer)
         for writer in self._open:
-            seen = writer.observe(observation, first)
-        return seen
+            recorded = writer.observe(seen, first)
+        return recorded
 
-    def act(self, action: npt.NDArray[np.int64], behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
+    def act(self, action: Array, behaviour: Mapping[str, Array], valid: Flags, version: int) -> None:
         self._version = version
         for writer in self._open:
             writer.act(action, behaviour, valid, version)
@@ -92,11 +92,11 @@ class SequenceUnroller:
         for writer in self._open:
             writer.consequence(reward, terminated, truncated)
 
-    def finished(self, observation: Array, first: Flags, peek: Callable[[Array], PolicyOutput]) -> list[Item]:
+    def finished(self, seen: Seen, first: Flags, peek: Callable[[Seen], PolicyOutput]) -> list[Item]:
         if not self._open[0].full:
             return []
         writer = self._open.popleft()
-        rows, new_ticks = writer.finish(observation, first)
+        rows, new_ticks = writer.finish(seen, first)
         views = writer.views
         if self._held_before:
             new_ticks = views[VALID][:, self._held_before :].sum(axis=1)
@@ -104,6 +104,7 @@ class SequenceUnroller:
         if self._priorities is None:
             priorities = [1.0] * self._slots
         else:
-            priorities = self._priorities(views, peek(views[OBSERVATION][:, self._length])).tolist()
+            tail = {name: views[name][:, self._length] for name in seen}
+            priorities = self._priorities(views, peek(tail)).tolist()
         facts = zip(rows, new_ticks.tolist(), priorities, strict=True)
         return [Item(memoryview(row), ticks, self._version, priority) for row, ticks, priority in facts]

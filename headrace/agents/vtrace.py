@@ -17,8 +17,10 @@ from pydantic import Field, model_validator
 
 from headrace.agents.agent import Actions, Agent, Behaviour, Loss
 from headrace.agents.batch import UnrollBatch, discounts, evaluate, learner_rewards
+from headrace.agents.distributions import log_prob_and_entropy, sample
 from headrace.config_errors import ContradictionError
 from headrace.config_sections import AgentConfig
+from headrace.envs.actions import ActionLayout
 from headrace.envs.spaces import Spaces
 from headrace.imports import LazyModule
 from headrace.schedule import Number, Schedule, Whole
@@ -64,57 +66,41 @@ class VTraceConfig(AgentConfig):
 
 
 class VTrace(Agent[VTraceConfig]):
-    """Logits are those of a softmax policy, the value is the baseline."""
+    """Logits are the policy's (see headrace.agents.distributions), the value is the baseline."""
 
     Config = VTraceConfig
 
     def items_of(self, spaces: Spaces, state: Mapping[str, ArraySpec]) -> PayloadSchema:
-        length, n = self.config.unroll_length, spaces.action.n
-        return unroll_schema(length, spaces.observation, spaces.action.array, behaviour_spec(n), state)
+        actions = spaces.actions
+        return unroll_schema(
+            self.config.unroll_length, spaces.seen, actions.array, behaviour_spec(actions.num_logits), state
+        )
 
-    def explorer(self, indices: npt.NDArray[np.int64]) -> SoftmaxExplorer:
-        return SoftmaxExplorer(len(indices))
+    def explorer(self, indices: npt.NDArray[np.int64]) -> PolicyExplorer:
+        return PolicyExplorer(self.spaces.actions, len(indices))
 
     def loss(self, network: Network, target: Network | None, batch: UnrollBatch, steps: int) -> Loss:
-        return loss(network, batch, self.config, self.config.entropy_cost.value(steps))
+        return loss(network, batch, self.spaces.actions, self.config, self.config.entropy_cost.value(steps))
 
     def diagnose(self, loss: Loss, batch: UnrollBatch, steps: int) -> dict[str, float]:
         return diagnose(loss.parts, batch, self.config, self.config.entropy_cost.value(steps))
 
 
-class SoftmaxExplorer:
-    """Draws from the softmax policy: exploration is the policy's own."""
+class PolicyExplorer:
+    """Draws from the policy: exploration is the policy's own."""
 
-    def __init__(self, slots: int) -> None:
+    def __init__(self, actions: ActionLayout, slots: int) -> None:
+        self._actions = actions
         self.judged = np.ones(slots, np.bool_)
 
     def act(self, output: PolicyOutput, random: np.random.Generator) -> tuple[Actions, Behaviour]:
-        return act(output.logits, random)
+        action, log_prob = sample(self._actions, output.logits, output.action_mask, random)
+        return action, {"log_prob": log_prob, "logits": output.logits}
 
 
-def behaviour_spec(num_actions: int) -> dict[str, ArraySpec]:
+def behaviour_spec(num_logits: int) -> dict[str, ArraySpec]:
     """What the actor records of one tick besides the action."""
-    return {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (num_actions,))}
-
-
-# -- acting ----------------------------------------------------------------------------------------------------------
-
-
-def act(
-    logits: npt.NDArray[np.float32], random: np.random.Generator
-) -> tuple[npt.NDArray[np.int64], dict[str, npt.NDArray[np.float32]]]:
-    """Samples an action for each slot from the softmax policy.
-
-    logits: [N, A]. Returns the actions [N], zero-based, and what is recorded of them: log_prob [N], logits [N, A].
-    """
-    shifted = logits - logits.max(axis=1, keepdims=True)
-    exponentials = np.exp(shifted)
-    cumulative = np.cumsum(exponentials, axis=1)  # not normalised: cumulative[:, -1] is the sum
-    # Inverse of the cumulative distribution; the last action takes what rounding leaves.
-    drawn = random.random((len(logits), 1), np.float32) * cumulative[:, -1:]
-    action: npt.NDArray[np.int64] = (drawn >= cumulative[:, :-1]).sum(axis=1)
-    log_prob = shifted[np.arange(len(action)), action] - np.log(cumulative[:, -1])
-    return action, {"log_prob": log_prob, "logits": logits}
+    return {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (num_logits,))}
 
 
 # -- learning --------------------------------------------------------------------------------------------------------
@@ -190,10 +176,10 @@ class Targets:
     pg_advantages: Tensor  # [T, B], without
 
 
-def targets(output: NetworkOutput, batch: UnrollBatch, config: VTraceConfig) -> Targets:
+def targets(output: NetworkOutput, batch: UnrollBatch, actions: ActionLayout, config: VTraceConfig) -> Targets:
     """V-trace targets of a batch under the learner's own policy and values (`evaluate`'s output, [T+1, B])."""
-    log_policy = torch.log_softmax(output.logits[:-1], dim=-1)
-    log_prob = log_policy.gather(-1, batch.action.unsqueeze(-1)).squeeze(-1)
+    mask = None if output.action_mask is None else output.action_mask[:-1]
+    log_prob, entropy = log_prob_and_entropy(actions, output.logits[:-1], batch.action, mask)
     values = output.value[:-1]
     log_ratios = log_prob.detach() - batch.behaviour["log_prob"]
     vs, pg_advantages = vtrace_targets(
@@ -208,16 +194,17 @@ def targets(output: NetworkOutput, batch: UnrollBatch, config: VTraceConfig) -> 
         clip_pg_rho=config.clip_pg_rho,
         lambda_=config.lambda_,
     )
-    entropy = -(log_policy.exp() * log_policy).sum(-1)
     return Targets(log_prob, entropy, values, log_ratios, vs, pg_advantages)
 
 
-def loss(network: Network, batch: UnrollBatch, config: VTraceConfig, entropy_cost: float) -> Loss:
+def loss(
+    network: Network, batch: UnrollBatch, actions: ActionLayout, config: VTraceConfig, entropy_cost: float
+) -> Loss:
     """policy + baseline_cost * baseline - entropy_cost * entropy, each the mean over the valid ticks.
 
     (IMPALA sums where this averages: learning rates and clip norms carry over only within one convention.)
     """
-    parts = targets(evaluate(network, batch), batch, config)
+    parts = targets(evaluate(network, batch), batch, actions, config)
     per_tick = torch.addcmul(-entropy_cost * parts.entropy, parts.log_prob, parts.pg_advantages, value=-1.0)
     per_tick = per_tick + (0.5 * config.baseline_cost) * (parts.vs - parts.values).square()
     per_tick = per_tick * batch.weights

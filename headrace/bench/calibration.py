@@ -6,6 +6,7 @@ import time
 
 import numpy as np
 
+from headrace.agents.distributions import sample
 from headrace.config import RunConfig
 
 CALIBRATION_S = 3.0
@@ -18,12 +19,14 @@ def bare_env(config: RunConfig) -> float:
 
     slots = make_slots(config.env, config.imports)
     random = np.random.default_rng(config.seed)
-    actions = random.integers(0, slots.spaces.action.n, (64, slots.num_slots))
+    layout = slots.spaces.actions
+    nothing_said = np.zeros((64 * slots.num_slots, layout.num_logits), np.float32)
+    actions = sample(layout, nothing_said, None, random)[0].reshape(64, slots.num_slots, *layout.array.shape)
     slots.reset(range(slots.num_slots))
     valid = np.ones(slots.num_slots, np.bool_)
     steps, rounds, started = 0, 0, time.perf_counter()
     while (elapsed := time.perf_counter() - started) < CALIBRATION_S:
-        _, _, terminated, truncated, _ = slots.step(actions[rounds % 64])
+        _, _, terminated, truncated, *_ = slots.step(actions[rounds % 64])
         steps += int(np.count_nonzero(valid))
         valid = ~((terminated | truncated) & valid)
         rounds += 1
@@ -62,12 +65,18 @@ class BareLearner:
         agent = make_agent(config.agent, spaces, state_spec(network))
         views = agent.schema.views(agent.schema.allocate(config.learner.batch_size))
         random = np.random.default_rng(config.seed)
-        views[unroll.OBSERVATION][:] = random.standard_normal(views[unroll.OBSERVATION].shape)
-        views[unroll.ACTION][:] = random.integers(0, spaces.action.n, views[unroll.ACTION].shape)
+        for name in filter(unroll.is_observation, views):
+            views[name][:] = np.abs(random.standard_normal(views[name].shape)).clip(0, 1)
+        shape = views[unroll.ACTION].shape
+        nothing_said = np.zeros((shape[0] * shape[1], spaces.actions.num_logits), np.float32)
+        action, said = sample(spaces.actions, nothing_said, None, random)
+        views[unroll.ACTION][:] = action.reshape(shape)
+        if unroll.ACTION_MASK in views:
+            views[unroll.ACTION_MASK][:] = True
         views[unroll.VALID][:] = True
         views[unroll.REWARD][:] = 1.0
         if (log_prob := f"{unroll.BEHAVIOUR}/log_prob") in views:
-            views[log_prob][:] = -np.log(spaces.action.n)
+            views[log_prob][:] = said.reshape(shape[:2])
         self._views = views
         self._batch_of = UnrollBatch.from_views
         self.trainer = Trainer(network, agent, config, choose_device(config.learner.device))

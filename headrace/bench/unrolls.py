@@ -25,7 +25,7 @@ Arrays = Mapping[str, npt.NDArray[Any]]
 
 def unrolls_of(observation: ArraySpec, length: int) -> PayloadSchema:
     """The schema of V-trace's unrolls of `length` ticks. ValueError if one would be too large."""
-    return unroll_schema(length, observation, ArraySpec("<i8", ()), _BEHAVIOUR, {})
+    return unroll_schema(length, {unroll.OBSERVATION: observation}, ArraySpec("<i8", ()), _BEHAVIOUR, {})
 
 
 class TickSource:
@@ -51,12 +51,12 @@ class TickSource:
         ticks = self._ticks
         writer.begin({}, self._head[unroll.PREVIOUS_ACTION], self._head[unroll.PREVIOUS_REWARD])
         for tick in range(writer.length):
-            writer.observe(ticks[unroll.OBSERVATION][tick], ticks[unroll.FIRST][tick])
+            writer.observe({unroll.OBSERVATION: ticks[unroll.OBSERVATION][tick]}, ticks[unroll.FIRST][tick])
             behaviour = {name: ticks[f"{unroll.BEHAVIOUR}/{name}"][tick] for name in _BEHAVIOUR}
             writer.act(ticks[unroll.ACTION][tick], behaviour, ticks[unroll.VALID][tick], _VERSION)
             reward, terminated, truncated = (ticks[name][tick] for name in _CONSEQUENCE)
             writer.consequence(reward, terminated, truncated)
-        return writer.finish(ticks[unroll.OBSERVATION][-1], ticks[unroll.FIRST][-1])
+        return writer.finish({unroll.OBSERVATION: ticks[unroll.OBSERVATION][-1]}, ticks[unroll.FIRST][-1])
 
     def fill(self, arrays: Arrays) -> None:
         """Writes them into plain arrays [N, T or T+1, ...], one per field."""

@@ -10,10 +10,11 @@ import numpy.typing as npt
 
 from headrace.config import EnvConfig
 from headrace.envs.spaces import describe
+from headrace.envs.transition import Transition
 from headrace.errors import ConfigError
+from headrace.unroll import OBSERVATION, Seen
 
 Array = npt.NDArray[Any]
-Flags = npt.NDArray[np.bool_]
 
 _SEEDS = 0x7FFFFFFF  # ale-py takes 31 bits; a negative seed would mean: by the clock
 _SKIPPING = {  # single environments and wrappers that repeat an action, by the attribute that says how often
@@ -52,18 +53,18 @@ class AtariSlots:
         self._life_loss = life_loss
         self._lives: Array = np.zeros(self.num_slots, np.int32)
 
-    def reset(self, seeds: Sequence[int]) -> Array:
+    def reset(self, seeds: Sequence[int]) -> Seen:
         observation, info = self._env.reset(seed=np.array(seeds, np.int64) & _SEEDS)
         self._lives = info["lives"].copy()
-        return np.asarray(observation)
+        return {OBSERVATION: np.asarray(observation)}
 
-    def step(self, actions: npt.NDArray[np.int64]) -> tuple[Array, npt.NDArray[np.float32], Flags, Flags, Flags | None]:
+    def step(self, actions: Array) -> Transition:
         observation, reward, terminated, truncated, info = self._env.step(actions)
         lives = info["lives"].copy()
         # Not at zero: in some games the last life is gone for a while before the game is over.
         lost = (lives < self._lives) & (lives > 0) if self._life_loss else None
         self._lives = lives
-        return observation, reward.astype(np.float32), terminated, truncated, lost
+        return Transition({OBSERVATION: observation}, reward.astype(np.float32), terminated, truncated, lost)
 
     def close(self) -> None:
         self._env.close()

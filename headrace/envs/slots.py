@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -12,18 +12,16 @@ import numpy.typing as npt
 from headrace.atari_settings import is_atari
 from headrace.config import EnvConfig
 from headrace.envs.atari import AtariSlots, make_atari, refuse_second_skip
-from headrace.envs.spaces import Spaces, describe
+from headrace.envs.spaces import Spaces
+from headrace.envs.transition import Transition
 from headrace.errors import ComponentLost, ConfigError
 from headrace.imports import import_module, import_modules, load
+from headrace.unroll import Seen
+
+if TYPE_CHECKING:
+    from headrace.envs.single import SingleEnv
 
 Array = npt.NDArray[Any]
-Flags = npt.NDArray[np.bool_]
-Transition = tuple[Array, npt.NDArray[np.float32], Flags, Flags, Flags | None]
-"""Observation, reward, terminated, truncated as Gymnasium has them, and where a life was lost.
-
-A lost life ends the episode for learning only: it counts as `terminated` there, and no reset follows from it. None:
-these environments have no lives, or they are not to count.
-"""
 
 
 class Slots(Protocol):
@@ -32,13 +30,13 @@ class Slots(Protocol):
     num_slots: int
     spaces: Spaces
 
-    def reset(self, seeds: Sequence[int]) -> Array:
-        """First observations [N, ...]; seed i is slot i's. The array may be reused by the next step."""
+    def reset(self, seeds: Sequence[int]) -> Seen:
+        """What is seen first; seed i is slot i's. The arrays may be reused by the next step."""
 
-    def step(self, actions: npt.NDArray[np.int64]) -> Transition:
-        """Takes zero-based actions [N]. Arrays may be reused by the next step.
+    def step(self, actions: Array) -> Transition:
+        """Takes actions [N, *spaces.actions.array.shape], as they travel. Arrays may be reused by the next step.
 
-        Of a slot whose episode ended in the step before, only the observation means anything.
+        Of a slot whose episode ended in the step before, only what is seen means anything.
         """
 
     def close(self) -> None: ...
@@ -61,23 +59,29 @@ def make_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
             + "; use sync, async or auto"
         )
     if native is not None and mode in ("auto", "native"):
-        return _VectorSlots(_made(config, native), config.id, seed_each=False)
-    make = partial(make_env, config, tuple(imports))
+        return _native_slots(_made(config, native), config.id)
+    first = _made(config, partial(make_env, config, tuple(imports)))  # what is wrong shows here, and not in a worker
+    make = partial(make_env, config, tuple(imports), masked=first.spaces.masked)
     if mode == "none":
-        return _PlainSlots([_made(config, make) for _ in range(config.num_envs)], config.id)
-    _made(config, make).close()  # errors of the environment's making show here, in this process, and not in a worker
+        return PlainSlots([first, *(_made(config, make) for _ in range(config.num_envs - 1))])
+    first.close()
     makers = [make] * config.num_envs
     next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
     if mode == "async":
         vector: Any = gymnasium.vector.AsyncVectorEnv(makers, context="spawn", autoreset_mode=next_step)
     else:
         vector = gymnasium.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=next_step)
-    return _VectorSlots(vector, config.id, seed_each=True)
+    return VectorSlots(vector, first.spaces, config.id)
 
 
-def make_env(config: EnvConfig, imports: Sequence[str]) -> Any:
-    """One environment with its wrappers; also what async workers run, in their own process."""
+def make_env(config: EnvConfig, imports: Sequence[str], *, masked: bool | None = None) -> SingleEnv:
+    """One environment with its wrappers; also what async workers run, in their own process.
+
+    masked: whether it gives action masks; None: as its `info` says, after a reset.
+    """
     import gymnasium
+
+    from headrace.envs.single import SingleEnv
 
     import_modules(imports)
     factory = _factory(config.id)
@@ -86,7 +90,7 @@ def make_env(config: EnvConfig, imports: Sequence[str]) -> Any:
     for index, wrapper in enumerate(config.wrappers):
         env = load(wrapper.class_, f"env.wrappers[{index}]")(env, **wrapper.kwargs)
     refuse_second_skip(env, config.id)
-    return env
+    return SingleEnv(env, config.id, masked=masked)
 
 
 def _factory(env_id: str) -> Callable[..., Any] | None:
@@ -131,38 +135,40 @@ def _made(config: EnvConfig, make: Callable[[], Any]) -> Any:
         raise ConfigError(f"env.id: {config.id!r} cannot be made ({reason}){hint}") from error
 
 
-class _VectorSlots:
-    """A Gymnasium vector environment in NEXT_STEP mode."""
+def _native_slots(env: Any, name: str) -> Slots:
+    import gymnasium
 
-    def __init__(self, env: Any, name: str, *, seed_each: bool) -> None:
-        import gymnasium
+    from headrace.envs.native import NativeSlots
 
-        mode = env.metadata.get("autoreset_mode")
-        if mode != gymnasium.vector.AutoresetMode.NEXT_STEP:
-            env.close()
-            raise ConfigError(
-                f"env.vectorization: the vector environment of {name} resets by mode {mode!r}; NEXT_STEP is required. "
-                "Use vectorization sync or none"
-            )
+    mode = env.metadata.get("autoreset_mode")
+    if mode != gymnasium.vector.AutoresetMode.NEXT_STEP:
+        env.close()
+        raise ConfigError(
+            f"env.vectorization: the vector environment of {name} resets by mode {mode!r}; NEXT_STEP is required. "
+            "Use vectorization sync or none"
+        )
+    return NativeSlots(env, name)
+
+
+class VectorSlots:
+    """Single environments in one of Gymnasium's vector environments, in NEXT_STEP mode."""
+
+    def __init__(self, env: Any, spaces: Spaces, name: str) -> None:
         self.num_slots: int = env.num_envs
-        self.spaces = describe(env.single_observation_space, env.single_action_space)
+        self.spaces = spaces
         self._env = env
         self._name = name
-        self._seed_each = seed_each
 
-    def reset(self, seeds: Sequence[int]) -> Array:
-        observation, _ = self._env.reset(seed=list(seeds) if self._seed_each else seeds[0])
-        return np.asarray(observation)
+    def reset(self, seeds: Sequence[int]) -> Seen:
+        seen: Seen = self._env.reset(seed=list(seeds))[0]
+        return seen
 
-    def step(self, actions: npt.NDArray[np.int64]) -> Transition:
-        started: Any = actions + self.spaces.action.start
-        if self._seed_each:
-            started = started.tolist()  # environments get Python ints
+    def step(self, actions: Array) -> Transition:
         try:
-            observation, reward, terminated, truncated, _ = self._env.step(started)
+            seen, reward, terminated, truncated, _ = self._env.step(actions)
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:  # of a worker's pipe
             raise ComponentLost(f"an environment process of {self._name} ended: {self._exit_codes()}") from error
-        return observation, np.asarray(reward, np.float32), terminated, truncated, None
+        return Transition(seen, reward.astype(np.float32), terminated, truncated)
 
     def close(self) -> None:
         try:
@@ -180,52 +186,40 @@ class _VectorSlots:
         return ", ".join(f"{slot} with code {code}" for slot, code in codes.items() if code is not None)
 
 
-class _PlainSlots:
-    """Plain environments, one after the other, driven to the same stream."""
+class PlainSlots:
+    """Single environments, one after the other, driven to the same stream."""
 
-    def __init__(self, envs: list[Any], name: str) -> None:
+    def __init__(self, envs: list[SingleEnv]) -> None:
         self.num_slots = len(envs)
-        self._name = name
-        self.spaces = describe(envs[0].observation_space, envs[0].action_space)
+        self.spaces = envs[0].spaces
         self._envs = envs
-        self._observation = self.spaces.observation_zeros(len(envs))
+        self._seen = self.spaces.zeros(len(envs))
         self._ended = [False] * len(envs)
 
-    def reset(self, seeds: Sequence[int]) -> Array:
+    def reset(self, seeds: Sequence[int]) -> Seen:
         for slot, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
             self._put(slot, env.reset(seed=seed)[0])
         self._ended = [False] * self.num_slots
-        return self._observation
+        return self._seen
 
-    def step(self, actions: npt.NDArray[np.int64]) -> Transition:
+    def step(self, actions: Array) -> Transition:
         reward = np.zeros(self.num_slots, np.float32)
         terminated = np.zeros(self.num_slots, np.bool_)
         truncated = np.zeros(self.num_slots, np.bool_)
-        for slot, action in enumerate(actions.tolist()):
-            env = self._envs[slot]
+        for slot, env in enumerate(self._envs):
             if self._ended[slot]:
                 self._put(slot, env.reset()[0])
                 self._ended[slot] = False
                 continue
-            result = env.step(action + self.spaces.action.start)
-            self._put(slot, result[0])
-            _, reward[slot], terminated[slot], truncated[slot], _ = result
+            one, reward[slot], terminated[slot], truncated[slot], _ = env.step(actions[slot])
+            self._put(slot, one)
             self._ended[slot] = bool(terminated[slot] or truncated[slot])
-        return self._observation, reward, terminated, truncated, None
+        return Transition(self._seen, reward, terminated, truncated)
 
     def close(self) -> None:
         for env in self._envs:
             env.close()
 
-    def _put(self, slot: int, observation: Any) -> None:
-        """Takes an observation that is what the space says; numpy would make something of nearly anything."""
-        target = self._observation[slot : slot + 1]
-        given = np.asanyarray(observation)
-        kinds = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}[target.dtype.kind]  # Python's integers are signed
-        fits = given.shape == target.shape[1:] and given.dtype.kind in kinds
-        if not fits or isinstance(given, np.ma.MaskedArray):
-            raise ConfigError(
-                f"env.id: {self._name} observed {type(given).__name__} {given.dtype} {given.shape}; its observation "
-                f"space says {target.dtype} {target.shape[1:]}"
-            )
-        target[0] = given
+    def _put(self, slot: int, one: Seen) -> None:
+        for field, array in one.items():
+            self._seen[field][slot] = array

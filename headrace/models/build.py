@@ -13,6 +13,7 @@ from headrace.errors import ConfigError
 from headrace.imports import load
 from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network, NetworkInput, step
+from headrace.unroll import ACTION_MASK, observed
 from headrace.wire.payload import ArraySpec
 
 _WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", torch.int32: "<i4", torch.uint8: "|u1"}
@@ -21,10 +22,10 @@ _WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", tor
 def build_network(config: ModelConfig, spaces: Spaces) -> Network:
     """The network, on the CPU, with the current torch seed. ConfigError if it and the spaces do not go together."""
     if config.network is None:
-        return BuiltIn(spaces.observation, spaces.action.n, config)
+        return BuiltIn(spaces, config)
     network_class = load(config.network, "model.network")
     try:
-        network = network_class(observation=spaces.observation, num_actions=spaces.action.n, **config.kwargs)
+        network = network_class(spaces, **config.kwargs)
     except Exception as error:  # the user's class may raise anything
         raise ConfigError(f"model.network: {config.network} cannot be made: {_line(error)}") from error
     if not isinstance(network, Network):
@@ -43,12 +44,14 @@ def state_spec(network: Network) -> dict[str, ArraySpec]:
 
 def _try(network: Network, name: str, spaces: Spaces) -> None:
     """Runs two slots once, so that a wrong shape is found at the start and named."""
-    dtype = torch.from_numpy(spaces.observation_zeros(2)).dtype
+    seen = {name: torch.from_numpy(array) for name, array in spaces.zeros(2).items()}
+    mask = seen.pop(ACTION_MASK, None)
     inputs = NetworkInput(
-        observation=torch.zeros(2, *spaces.observation.shape, dtype=dtype),
+        observation=observed(seen),
         first=torch.tensor([True, False]),
-        previous_action=torch.zeros(2, dtype=torch.int64),
+        previous_action=torch.from_numpy(spaces.actions.zeros(2)),
         previous_reward=torch.zeros(2),
+        action_mask=mask,
     )
     state = network.initial_state(2)
     if not (isinstance(state, dict) and all(isinstance(leaf, Tensor) for leaf in state.values())):
@@ -63,7 +66,7 @@ def _try(network: Network, name: str, spaces: Spaces) -> None:
             output, after = step(network, inputs, state)
     except Exception as error:
         raise ConfigError(f"model.network: {name} fails on two observations: {_line(error)}") from error
-    expected = {"logits": (2, spaces.action.n), "value": (2,)} | {
+    expected = {"logits": (2, spaces.actions.num_logits), "value": (2,)} | {
         f"state/{k}": tuple(v.shape) for k, v in state.items()
     }
     found = {"logits": tuple(output.logits.shape), "value": tuple(output.value.shape)} | _shapes(after)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import one_hot
 
 from headrace.config_sections import ModelConfig
-from headrace.models.encoders import make_encoder
+from headrace.envs.spaces import Spaces
+from headrace.models.encoders import encode_actions, encoded_width, make_encoder
 from headrace.models.layers import core_state, head, hidden_layers, make_core, run_core
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 from headrace.models.torso import torso_of
-from headrace.wire.payload import ArraySpec
 
 
 class BuiltIn(Network):
@@ -23,22 +22,22 @@ class BuiltIn(Network):
     Raises ConfigError if the observations do not go through the torso asked for.
     """
 
-    def __init__(self, observation: ArraySpec, num_actions: int, config: ModelConfig) -> None:
+    def __init__(self, spaces: Spaces, config: ModelConfig) -> None:
         super().__init__()
-        self._num_actions = num_actions
+        self._actions = spaces.actions
         self._previous_inputs = config.previous_inputs
-        torso = torso_of(config, observation)
+        torso = torso_of(config, spaces.observations)
         # The order of what follows is that of the draws of first weights: a seed stands for a network.
-        self.encoder = make_encoder(torso.kind, observation)
+        self.encoder = make_encoder(torso.kinds, spaces.observations)
         self.torso = hidden_layers(self.encoder.width, torso.hidden_sizes, config.activation)
         width = torso.hidden_sizes[-1] if torso.hidden_sizes else self.encoder.width
         if config.previous_inputs:
-            width += num_actions + 1
+            width += encoded_width(spaces.actions) + 1
         self.core: nn.LSTM | nn.GRU | None = None
         if config.core != "none":
             self.core = make_core(config.core, width, config.core_size)
             width = config.core_size
-        self.policy = head(width, config.head_sizes, config.activation, num_actions, 0.01)
+        self.policy = head(width, config.head_sizes, config.activation, spaces.actions.num_logits, 0.01)
         self.value = head(width, config.head_sizes, config.activation, 1, 1.0)
 
     def initial_state(self, batch: int) -> dict[str, Tensor]:
@@ -47,18 +46,13 @@ class BuiltIn(Network):
     def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
         if self.core is None:
             return self.sequence(inputs, state)  # it does not matter how many leading dimensions there are
-        output, after = self.sequence(
-            NetworkInput(
-                inputs.observation[None], inputs.first[None], inputs.previous_action[None], inputs.previous_reward[None]
-            ),
-            state,
-        )
+        output, after = self.sequence(inputs.map(lambda tensor: tensor[None]), state)
         return NetworkOutput(output.logits[0], output.value[0]), after
 
     def sequence(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
         features = self.torso(self.encoder(inputs.observation, inputs.first.shape))
         if self._previous_inputs:
-            action = one_hot(inputs.previous_action, self._num_actions).to(features.dtype)
+            action = encode_actions(self._actions, inputs.previous_action).to(features.dtype)
             features = torch.cat([features, action, inputs.previous_reward.unsqueeze(-1)], dim=-1)
         if self.core is not None:
             features, state = run_core(self.core, features, state)

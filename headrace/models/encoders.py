@@ -1,21 +1,29 @@
-"""From an observation as it came to one row of float32 features: flattened, or through the convolutions of a torso.
+"""From an observation as it came to one row of float32 features: leaf by leaf, then side by side.
 
-An encoder takes [*leading, *shape], where `leading` may be slots or ticks and slots, and gives [*leading, width].
+A leaf's numbers are flattened, or go through the convolutions of a torso; its categories become one-hot rows or
+embeddings. An encoder takes [*leading, *shape], where `leading` may be slots or ticks and slots, and gives
+[*leading, width].
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import relu
+from torch.nn.functional import one_hot, relu
 
+from headrace.envs.actions import ActionLayout
+from headrace.envs.leaves import MultiBinarySpec, ObservationLeaf
 from headrace.models.torso import Image, ImageTorso, TorsoKind, image_of
 from headrace.wire.payload import ArraySpec
 
 _NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))  # filters, kernel, stride
 _IMPALA = (16, 32, 32)  # channels of the sections
+MOST_ONE_HOT = 64  # categories; of more an embedding is learnt
+EMBEDDING_SIZE = 16
 
 
 class Flat(nn.Module):
@@ -56,9 +64,90 @@ class Images(nn.Module):
         return features.reshape(*leading, -1)
 
 
-def make_encoder(kind: TorsoKind, observation: ArraySpec) -> Flat | Images:
-    """The encoder of a torso that goes with these observations."""
-    return Flat(observation) if kind == "mlp" else Images(observation, kind)
+class OneHot(nn.Module):
+    """Categories as ones among zeros, element after element."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.width = sum(sizes)
+        self._offsets = offsets(sizes)
+
+    def forward(self, observation: Tensor, leading: torch.Size) -> Tensor:
+        return one_hot_rows(observation.reshape(*leading, -1), self._offsets, self.width)
+
+
+class Embedded(nn.Module):
+    """Categories as learnt rows of EMBEDDING_SIZE numbers, element after element."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.width = EMBEDDING_SIZE * len(sizes)
+        self._offsets = offsets(sizes)
+        self.table = nn.Embedding(sum(sizes), EMBEDDING_SIZE)
+
+    def forward(self, observation: Tensor, leading: torch.Size) -> Tensor:
+        rows = observation.reshape(*leading, -1).long() + self._offsets.to(observation.device)
+        embedded: Tensor = self.table(rows)
+        return embedded.reshape(*leading, -1)
+
+
+class Merged(nn.Module):
+    """The features of all leaves of an observation, side by side in their order."""
+
+    def __init__(self, encoders: Mapping[str, LeafEncoder]) -> None:
+        super().__init__()
+        self._paths = list(encoders)
+        self.leaves = nn.ModuleList(encoders.values())  # paths may hold what names of modules may not
+        self.width = sum(encoder.width for encoder in encoders.values())
+
+    def forward(self, observation: Mapping[str, Tensor], leading: torch.Size) -> Tensor:
+        features = [encoder(observation[path], leading) for path, encoder in zip(self._paths, self.leaves, strict=True)]
+        return torch.cat(features, dim=-1)
+
+
+LeafEncoder = Flat | Images | OneHot | Embedded
+
+
+def make_encoder(kinds: Mapping[str, TorsoKind], observation: Mapping[str, ObservationLeaf]) -> LeafEncoder | Merged:
+    """The encoder of a torso that goes with these observations; its first argument is a tensor for a single leaf."""
+    encoders = {path: _leaf_encoder(kinds[path], leaf) for path, leaf in observation.items()}
+    return encoders[""] if list(encoders) == [""] else Merged(encoders)
+
+
+def _leaf_encoder(kind: TorsoKind, leaf: ObservationLeaf) -> LeafEncoder:
+    if isinstance(leaf, MultiBinarySpec):
+        return Flat(leaf.array)
+    if not isinstance(leaf, ArraySpec):
+        return OneHot(leaf.sizes) if max(leaf.sizes) <= MOST_ONE_HOT else Embedded(leaf.sizes)
+    return Flat(leaf) if kind == "mlp" else Images(leaf, kind)
+
+
+def encoded_width(actions: ActionLayout) -> int:
+    """Features of `encode_actions`."""
+    return sum(block.count * (block.size or 1) for block in actions.blocks)
+
+
+def encode_actions(actions: ActionLayout, taken: Tensor) -> Tensor:
+    """Actions [..., *array.shape] as rows of features: categories one-hot, and the numbers. float32 [..., width]"""
+    rows = taken.unsqueeze(-1) if actions.discrete is not None else taken
+    features = []
+    for block in actions.blocks:
+        part = rows[..., block.columns]
+        if block.size is not None:
+            part = one_hot(part.long(), block.size).flatten(-2)
+        features.append(part.float())
+    return torch.cat(features, dim=-1)
+
+
+def offsets(sizes: Sequence[int]) -> Tensor:
+    """Where the categories of each element begin, if they are counted through. [elements]"""
+    return torch.tensor([0, *accumulate(sizes)][:-1])
+
+
+def one_hot_rows(categories: Tensor, starts: Tensor, width: int) -> Tensor:
+    """[..., elements] -> float32 [..., width]"""
+    rows = torch.zeros(*categories.shape[:-1], width, device=categories.device)
+    return rows.scatter_(-1, categories.long() + starts.to(categories.device), 1.0)
 
 
 def as_float(observation: Tensor, byte_frames: bool) -> Tensor:

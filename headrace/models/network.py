@@ -6,13 +6,16 @@ tick of an episode (`step`, `scan`), so that no network can get it wrong.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
 
+Observation = Tensor | Mapping[str, Tensor]
+"""[..., *shape], in the environment's dtype (float64 comes as float32, categories as zero-based int64); of a Dict or a
+Tuple its leaves by their paths, such as `camera` or `joints/0`."""
 State = Mapping[str, Tensor]  # name -> [B, ...], float or integer; zeros mean "the beginning"; empty without memory
 
 
@@ -20,37 +23,47 @@ State = Mapping[str, Tensor]  # name -> [B, ...], float or integer; zeros mean "
 class NetworkInput:
     """One tick of B slots; for `Network.sequence` T ticks of them, [T, B, ...] each."""
 
-    observation: Tensor  # [B, *shape], dtype of the environment (float64 arrives as float32)
+    observation: Observation  # [B, *shape]
     first: Tensor  # [B] bool: the observation begins an episode
-    previous_action: Tensor  # [B] int64, zero-based; 0 where first
+    previous_action: Tensor  # [B, ...], as it travels (see headrace.envs.actions); 0 where first
     previous_reward: Tensor  # [B] float32; 0 where first
+    action_mask: Tensor | None = None  # [B, flags] bool, where the environment gives one: which actions are allowed
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> NetworkInput:
+        """The same, with every tensor changed."""
+        observation = self.observation
+        return NetworkInput(
+            change(observation)
+            if isinstance(observation, Tensor)
+            else {leaf: change(tensor) for leaf, tensor in observation.items()},
+            change(self.first),
+            change(self.previous_action),
+            change(self.previous_reward),
+            None if self.action_mask is None else change(self.action_mask),
+        )
 
     def ticks(self, begin: int, end: int) -> NetworkInput:
         """A part of a sequence."""
-        part = slice(begin, end)
-        return NetworkInput(
-            self.observation[part], self.first[part], self.previous_action[part], self.previous_reward[part]
-        )
+        return self.map(lambda tensor: tensor[begin:end])
 
     def tick(self, index: int) -> NetworkInput:
         """One tick of a sequence."""
-        return NetworkInput(
-            self.observation[index], self.first[index], self.previous_action[index], self.previous_reward[index]
-        )
+        return self.map(lambda tensor: tensor[index])
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkOutput:
     """What the agents need of it; [T, B, ...] of a sequence."""
 
-    logits: Tensor  # [B, A]
+    logits: Tensor  # [B, Spaces.actions.num_logits]
     value: Tensor  # [B]
+    action_mask: Tensor | None = None  # the input's; `step` and `scan` see to it, networks need not
 
 
 class Network(nn.Module):
     """To be derived from: define `forward`, and `initial_state` if there is memory.
 
-    An own network is made as `Class(observation=ArraySpec, num_actions=int, **model.kwargs)`.
+    An own network is made as `Class(spaces, **model.kwargs)`, of `headrace.envs.spaces.Spaces`.
     """
 
     def initial_state(self, batch: int) -> dict[str, Tensor]:
@@ -77,8 +90,8 @@ class Network(nn.Module):
 
 def step(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     """One tick with the resets applied *before* the observation is consumed."""
-    output: tuple[NetworkOutput, State] = network(_fresh(inputs), _reset(state, inputs.first))
-    return output
+    output, state = network(_fresh(inputs), _reset(state, inputs.first))
+    return NetworkOutput(output.logits, output.value, inputs.action_mask), state
 
 
 def scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
@@ -86,29 +99,25 @@ def scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkO
     inputs = _fresh(inputs)
     ticks, width = inputs.first.shape
     if not state:  # without memory all ticks are one large batch
-        flat = NetworkInput(
-            inputs.observation.flatten(0, 1),
-            inputs.first.flatten(),
-            inputs.previous_action.flatten(),
-            inputs.previous_reward.flatten(),
-        )
-        output, _ = network(flat, {})
-        return NetworkOutput(output.logits.view(ticks, width, -1), output.value.view(ticks, width)), state
+        output, _ = network(inputs.map(lambda tensor: tensor.flatten(0, 1)), {})
+        logits, value = output.logits.view(ticks, width, -1), output.value.view(ticks, width)
+        return NetworkOutput(logits, value, inputs.action_mask), state
     resets = [tick for tick, any_first in enumerate(inputs.first.any(dim=1).tolist()) if any_first and tick > 0]
     outputs = []
     for begin, end in pairwise([0, *resets, ticks]):
         output, state = network.sequence(inputs.ticks(begin, end), _reset(state, inputs.first[begin]))
         outputs.append(output)
-    return NetworkOutput(torch.cat([o.logits for o in outputs]), torch.cat([o.value for o in outputs])), state
+    logits, value = torch.cat([o.logits for o in outputs]), torch.cat([o.value for o in outputs])
+    return NetworkOutput(logits, value, inputs.action_mask), state
 
 
 def _fresh(inputs: NetworkInput) -> NetworkInput:
     """The inputs with nothing of the episode before."""
-    return NetworkInput(
-        observation=inputs.observation,
-        first=inputs.first,
-        previous_action=inputs.previous_action.masked_fill(inputs.first, 0),
-        previous_reward=inputs.previous_reward.masked_fill(inputs.first, 0.0),
+    first, action = inputs.first, inputs.previous_action
+    return replace(
+        inputs,
+        previous_action=action.masked_fill(first.view(*first.shape, *(1,) * (action.dim() - first.dim())), 0),
+        previous_reward=inputs.previous_reward.masked_fill(first, 0.0),
     )
 
 

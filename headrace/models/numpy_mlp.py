@@ -14,6 +14,7 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from headrace.models.policy import PolicyOutput
+from headrace.unroll import ACTION_MASK, OBSERVATION, Seen
 from headrace.wire.payload import ArraySpec
 
 _HEADS = ("policy", "value")
@@ -24,7 +25,7 @@ Layer = tuple[npt.NDArray[np.float32], npt.NDArray[np.float32]]  # weight [in, o
 class NumpyMLP:
     """Acts as `headrace.models.built_in.BuiltIn` does; takes that network's parameters."""
 
-    def __init__(self, observation: ArraySpec, num_actions: int, hidden_sizes: Sequence[int], activation: str) -> None:
+    def __init__(self, observation: ArraySpec, num_logits: int, hidden_sizes: Sequence[int], activation: str) -> None:
         self._tanh = activation == "tanh"
         self._byte_frames = observation.dtype == "|u1"
         widths = [math.prod(observation.shape), *hidden_sizes]
@@ -32,7 +33,7 @@ class NumpyMLP:
         self._shapes: dict[str, tuple[int, ...]] = {}
         for name, inputs, outputs in [
             *zip(self._hidden, widths, hidden_sizes, strict=False),
-            ("policy", widths[-1], num_actions),
+            ("policy", widths[-1], num_logits),
             ("value", widths[-1], 1),
         ]:
             self._shapes |= {f"{name}.weight": (outputs, inputs), f"{name}.bias": (outputs,)}
@@ -57,12 +58,13 @@ class NumpyMLP:
 
     def step(
         self,
-        observation: npt.NDArray[Any],
+        seen: Seen,
         first: npt.NDArray[np.bool_],
-        previous_action: npt.NDArray[np.int64],
+        previous_action: npt.NDArray[Any],
         previous_reward: npt.NDArray[np.float32],
         state: Mapping[str, npt.NDArray[Any]],
     ) -> tuple[PolicyOutput, Mapping[str, npt.NDArray[Any]]]:
+        observation = seen[OBSERVATION]
         values = observation.reshape(len(observation), -1).astype(np.float32, copy=False)
         if self._byte_frames:
             values = values / np.float32(255)
@@ -76,7 +78,7 @@ class NumpyMLP:
                 np.maximum(values, 0, out=values)
         heads = values @ heads_weight
         heads += heads_bias
-        return PolicyOutput(heads[:, :-1], heads[:, -1]), state
+        return PolicyOutput(heads[:, :-1], heads[:, -1], seen.get(ACTION_MASK)), state
 
 
 def check_shapes(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tuple[int, ...]]) -> None:

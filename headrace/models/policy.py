@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.config_sections import ModelConfig
 from headrace.envs.spaces import Spaces
 from headrace.models.torso import torso_of
+from headrace.unroll import Seen
 from headrace.wire.payload import ArraySpec
 
 NumpyState = Mapping[str, npt.NDArray[Any]]
@@ -24,8 +25,9 @@ NumpyState = Mapping[str, npt.NDArray[Any]]
 class PolicyOutput(NamedTuple):
     """What a network says of N observations; the algorithm says what it means."""
 
-    logits: npt.NDArray[np.float32]  # [N, A]
+    logits: npt.NDArray[np.float32]  # [N, Spaces.actions.num_logits]
     value: npt.NDArray[np.float32]  # [N]
+    action_mask: npt.NDArray[np.bool_] | None = None  # [N, flags], where the environment gives one
 
 
 class Policy(Protocol):
@@ -44,13 +46,13 @@ class Policy(Protocol):
 
     def step(
         self,
-        observation: npt.NDArray[Any],
+        seen: Seen,
         first: npt.NDArray[np.bool_],
-        previous_action: npt.NDArray[np.int64],
+        previous_action: npt.NDArray[Any],
         previous_reward: npt.NDArray[np.float32],
         state: NumpyState,
     ) -> tuple[PolicyOutput, NumpyState]:
-        """The network's output and the state after the tick."""
+        """The network's output, with the mask that was seen, and the state after the tick."""
 
 
 def make_policy(config: ModelConfig, spaces: Spaces) -> Policy:
@@ -59,11 +61,11 @@ def make_policy(config: ModelConfig, spaces: Spaces) -> Policy:
     ConfigError if the network and the spaces do not go together.
     """
     if config.network is None and config.core == "none" and not (config.previous_inputs or config.head_sizes):
-        torso = torso_of(config, spaces.observation)
-        if torso.kind == "mlp":
+        leaf, torso = spaces.observation, torso_of(config, spaces.observations)
+        if isinstance(leaf, ArraySpec) and torso.kinds[""] == "mlp":
             from headrace.models.numpy_mlp import NumpyMLP
 
-            return NumpyMLP(spaces.observation, spaces.action.n, torso.hidden_sizes, config.activation)
+            return NumpyMLP(leaf, spaces.actions.num_logits, torso.hidden_sizes, config.activation)
     from headrace.models.build import build_network
     from headrace.models.torch_policy import TorchPolicy
 

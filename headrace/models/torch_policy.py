@@ -15,6 +15,7 @@ from headrace.models.network import Network, NetworkInput, step
 from headrace.models.numpy_mlp import check_shapes
 from headrace.models.parameters import decode_parameters
 from headrace.models.policy import PolicyOutput
+from headrace.unroll import ACTION_MASK, Seen, observed
 from headrace.wire.payload import ArraySpec
 
 
@@ -44,18 +45,21 @@ class TorchPolicy:
     @torch.inference_mode()
     def step(
         self,
-        observation: npt.NDArray[Any],
+        seen: Seen,
         first: npt.NDArray[np.bool_],
-        previous_action: npt.NDArray[np.int64],
+        previous_action: npt.NDArray[Any],
         previous_reward: npt.NDArray[np.float32],
         state: Mapping[str, npt.NDArray[Any]],
     ) -> tuple[PolicyOutput, Mapping[str, npt.NDArray[Any]]]:
+        tensors = {name: torch.from_numpy(array) for name, array in seen.items()}
+        mask = tensors.pop(ACTION_MASK, None)
         inputs = NetworkInput(
-            torch.from_numpy(observation),
+            observed(tensors),
             torch.from_numpy(first),
             torch.from_numpy(previous_action),
             torch.from_numpy(previous_reward),
+            mask,
         )
         output, after = step(self._network, inputs, {name: torch.from_numpy(leaf) for name, leaf in state.items()})
-        said = PolicyOutput(output.logits.numpy(), output.value.numpy())
+        said = PolicyOutput(output.logits.numpy(), output.value.numpy(), seen.get(ACTION_MASK))
         return said, {name: leaf.numpy() for name, leaf in after.items()}

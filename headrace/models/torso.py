@@ -5,10 +5,12 @@ Without PyTorch, so that an actor can tell whether it needs it.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from headrace.config_sections import ModelConfig
+from headrace.envs.leaves import ObservationLeaf
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
 
@@ -34,32 +36,43 @@ class Image:
 class Torso:
     """What lies between the observation and the core or the heads."""
 
-    kind: TorsoKind
+    kinds: Mapping[str, TorsoKind]  # of each leaf of the observation
     hidden_sizes: tuple[int, ...]  # fully connected, behind the convolutions if there are any
 
 
-def torso_of(config: ModelConfig, observation: ArraySpec) -> Torso:
-    """The run's torso. ConfigError, in one line, if these observations do not go through the one asked for."""
-    kind = config.torso
-    if kind == "auto":
-        image = image_of(observation) if observation.dtype == "|u1" else None
-        kind = CHOSEN if image is not None and _fits(image, CHOSEN) else "mlp"
-    elif kind != "mlp":
-        image = image_of(observation)
-        shape = list(observation.shape)
-        if image is None:
-            raise ConfigError(
-                f"model.torso: {kind} takes images [H, W], [C, H, W] or [H, W, C], C being the smaller of the first "
-                f"and the last; an observation has the shape {shape}; use mlp, or a wrapper in env.wrappers"
-            )
-        if not _fits(image, kind):
-            least = LEAST_SIDE[kind]
-            raise ConfigError(
-                f"model.torso: {kind} takes images of at least {least}x{least}; an observation of shape {shape} is one "
-                f"of {image.height}x{image.width}; use impala or mlp, or a wrapper in env.wrappers to enlarge it"
-            )
-    hidden_sizes = HIDDEN_SIZES[kind] if config.hidden_sizes is None else config.hidden_sizes
-    return Torso(kind, hidden_sizes)
+def torso_of(config: ModelConfig, observation: Mapping[str, ObservationLeaf]) -> Torso:
+    """The run's torso. ConfigError, in one line, if no leaf of these observations goes through the one asked for."""
+    kinds: dict[str, TorsoKind] = {}
+    why = ""
+    for path, leaf in observation.items():
+        kinds[path] = "mlp"
+        if config.torso == "mlp" or not isinstance(leaf, ArraySpec):
+            continue
+        image = image_of(leaf)
+        if config.torso == "auto":
+            if leaf.dtype == "|u1" and image is not None and _fits(image, CHOSEN):
+                kinds[path] = CHOSEN
+        elif image is not None and _fits(image, config.torso):
+            kinds[path] = config.torso
+        else:
+            why = why or _unfit(config.torso, leaf, image)
+    chosen: TorsoKind = next((kind for kind in kinds.values() if kind != "mlp"), "mlp")
+    if config.torso not in ("auto", chosen):
+        raise ConfigError(f"model.torso: {why or f'{config.torso} takes images; there is none in an observation'}")
+    return Torso(kinds, HIDDEN_SIZES[chosen] if config.hidden_sizes is None else config.hidden_sizes)
+
+
+def _unfit(kind: ImageTorso, leaf: ArraySpec, image: Image | None) -> str:
+    if image is None:
+        return (
+            f"{kind} takes images [H, W], [C, H, W] or [H, W, C], C being the smaller of the first and the last; an "
+            f"observation has the shape {list(leaf.shape)}; use mlp, or a wrapper in env.wrappers"
+        )
+    least = LEAST_SIDE[kind]
+    return (
+        f"{kind} takes images of at least {least}x{least}; an observation of shape {list(leaf.shape)} is one of "
+        f"{image.height}x{image.width}; use impala or mlp, or a wrapper in env.wrappers to enlarge it"
+    )
 
 
 def image_of(observation: ArraySpec) -> Image | None:

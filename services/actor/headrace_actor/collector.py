@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 
 from headrace.agents.agent import Agent
-from headrace.agents.unrolling import Array, Head
+from headrace.agents.unrolling import Head
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots
 from headrace.models.policy import Policy, PolicyOutput
 from headrace.telemetry.logs import warn_every
-from headrace.unroll import Flags
+from headrace.unroll import Flags, Seen
 from headrace.wire.items import Item
 
 logger = logging.getLogger(__name__)
@@ -71,10 +71,10 @@ class Collector:
         self._weights: Weights | None = None
         self._explorer = self.agent.explorer(identity.lease * count + np.arange(count))
         self._unroller = self.agent.unroller(count)
-        self._observation = self.slots.reset(slot_seeds(identity.run_seed, identity.lease, identity.incarnation, count))
+        self._seen = self.slots.reset(slot_seeds(identity.run_seed, identity.lease, identity.incarnation, count))
         self._first = np.ones(count, np.bool_)
         self._valid = np.ones(count, np.bool_)
-        self._previous_action = np.zeros(count, np.int64)
+        self._previous_action = self.slots.spaces.actions.zeros(count)
         self._previous_reward = np.zeros(count, np.float32)
         self._state = self.policy.initial_state(count)
         self._return = np.zeros(count, np.float64)  # of the running episodes
@@ -90,7 +90,7 @@ class Collector:
             if stopping():
                 return None
             self._tick()
-            items = self._unroller.finished(self._observation, self._first, self._peek)
+            items = self._unroller.finished(self._seen, self._first, self._peek)
         return [item if math.isfinite(item.priority) else _never_drawn(item) for item in items]
 
     @property
@@ -101,7 +101,7 @@ class Collector:
         self._apply(self.newest())
         assert self._weights is not None
         head = Head(self._state, self._previous_action, self._previous_reward)
-        seen = self._unroller.observe(self._observation, self._first, head)
+        seen = self._unroller.observe(self._seen, self._first, head)
         started = time.perf_counter()
         output, state = self.policy.step(seen, self._first, self._previous_action, self._previous_reward, self._state)
         action, behaviour = self._explorer.act(output, self._random)
@@ -109,7 +109,7 @@ class Collector:
         valid = self._valid
         self._unroller.act(action, behaviour, valid, self._weights.version)
 
-        self._observation, reward, terminated, truncated, life_lost = self.slots.step(action)
+        self._seen, reward, terminated, truncated, life_lost = self.slots.step(action)
         stepped = time.perf_counter()
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
         reward = np.where(valid, reward, np.float32(0))
@@ -124,8 +124,8 @@ class Collector:
         self._state, self._previous_action, self._previous_reward = state, action, reward
         self.observers.stepped(inferred - started, stepped - inferred, int(np.count_nonzero(valid)))
 
-    def _peek(self, seen: Array) -> PolicyOutput:
-        """What the policy says of the next observation, which stays the next one."""
+    def _peek(self, seen: Seen) -> PolicyOutput:
+        """What the policy says of what is seen next, which stays the next."""
         return self.policy.step(seen, self._first, self._previous_action, self._previous_reward, self._state)[0]
 
     def _apply(self, weights: Weights | None) -> None:

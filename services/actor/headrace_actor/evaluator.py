@@ -13,6 +13,7 @@ from typing import Any
 
 import grpc
 
+from headrace.agents.registry import make_agent
 from headrace.envs.seeds import evaluation_seeds
 from headrace.envs.slots import Slots
 from headrace.envs.spaces import Spaces
@@ -143,7 +144,13 @@ class Evaluator:
 
         seeds = evaluation_seeds(assignment.seed, slots.num_slots)
         episodes = play(
-            slots, policy, seeds, assignment.evaluation.episodes, stopping=self._stopping.is_set, stepped=stepped
+            slots,
+            policy,
+            seeds,
+            assignment.evaluation.episodes,
+            choose=make_agent(assignment.agent, slots.spaces, policy.state_spec()).greedy,
+            stopping=self._stopping.is_set,
+            stepped=stepped,
         )
         if episodes is None:
             return

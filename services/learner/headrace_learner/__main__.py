@@ -81,8 +81,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         import torch
 
         from headrace.agents.registry import make_agent
+        from headrace.malformed import malformed
         from headrace.models.build import build_network, state_spec
-        from headrace.unroll import malformed
         from headrace.wire.messages import UNROLLS
         from headrace_learner.account import Account
         from headrace_learner.loader import Loader, Source
@@ -120,7 +120,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             prioritized=settings.sampler == "prioritized",
             importance_exponent=settings.importance_exponent,
         )
-        check = partial(malformed, num_actions=spaces.action.n)
+        check = partial(malformed, spaces=spaces)
         loader = Loader(source, schema, metrics, check, pinned=device.type == "cuda")
         for link in replay.shards:
             lifetime.thread(f"link to {link.address}", partial(link.run, loader.ledger.drawn_from))

@@ -74,7 +74,7 @@ class _Chunk:
 
 
 Malformed = Callable[[Mapping[str, npt.NDArray[Any]], npt.NDArray[np.int64]], Flags]
-"""Which rows cannot be trained on, by the views of a batch and its new ticks (see `headrace.unroll.malformed`)."""
+"""Which rows cannot be trained on, by the views of a batch and its new ticks (see `headrace.malformed`)."""
 
 
 def _nothing_is_malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: npt.NDArray[np.int64]) -> Flags:

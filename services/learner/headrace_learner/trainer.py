@@ -108,7 +108,10 @@ class Trainer:
 
     def _facts(self, batch: UnrollBatch, loss: Loss, gradient_norm: float) -> str:
         finite = {
-            "observation": bool(torch.isfinite(batch.observation.float()).all()),
+            **{
+                f"observation {leaf}".strip(): bool(torch.isfinite(tensor.float()).all())
+                for leaf, tensor in batch.leaves().items()
+            },
             "reward": bool(torch.isfinite(batch.reward).all()),
             **{f"behaviour {name}": bool(torch.isfinite(leaf).all()) for name, leaf in batch.behaviour.items()},
             **{f"state {name}": bool(torch.isfinite(leaf.float()).all()) for name, leaf in batch.state.items()},

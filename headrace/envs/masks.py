@@ -1,0 +1,56 @@
+"""Action masks as environments give them in `info["action_mask"]`, as one row of flags.
+
+A mask has the form of the action space, as Gymnasium's `Space.sample(mask)` has it: for Discrete(n) n flags; for
+MultiDiscrete a flag for each category of each element, in a row or nested element by element; for MultiBinary two
+flags for each bit, that it may be 0 and that it may be 1; for a Dict a dict, and for a Tuple a tuple of masks, in which
+None, or a missing key, allows everything, as it is for a Box.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from headrace.envs.leaves import ActionLeaf, BoxSpec, Tree
+
+Mask = npt.NDArray[np.bool_]
+
+
+def flat_mask(given: Any, tree: Tree[ActionLeaf], path: str = "action") -> Mask:
+    """The flags [mask_width] of one environment's mask. ValueError names the leaf that it does not fit."""
+    if isinstance(tree, dict):
+        if not isinstance(given, dict) or not given.keys() <= tree.keys():
+            raise ValueError(f"{path}: got {_kind(given)}; expected a dict with keys of {sorted(tree)}")
+        return np.concatenate([flat_mask(given.get(key), part, f"{path}/{key}") for key, part in tree.items()])
+    if isinstance(tree, tuple):
+        if not isinstance(given, tuple | list) or len(given) != len(tree):
+            raise ValueError(f"{path}: got {_kind(given)}; expected a tuple of {len(tree)} masks")
+        parts = enumerate(zip(given, tree, strict=True))
+        return np.concatenate([flat_mask(mask, part, f"{path}/{index}") for index, (mask, part) in parts])
+    width = 0 if isinstance(tree, BoxSpec) else sum(tree.sizes)
+    if given is None and path != "action":
+        return np.ones(width, np.bool_)
+    if isinstance(tree, BoxSpec):
+        raise ValueError(f"{path}: numbers are not masked; leave it out")
+    flags = _row(given)
+    if flags is None or len(flags) != width or not np.isin(flags, (0, 1)).all():
+        raise ValueError(f"{path}: got {_kind(given)}; expected {width} flags, 0 or 1")
+    return flags.astype(np.bool_)
+
+
+def _row(given: Any) -> npt.NDArray[Any] | None:
+    """All flags in a row, element by element if they are nested; None if they are no numbers."""
+    try:
+        if isinstance(given, tuple | list):
+            return np.concatenate([np.ravel(part) for part in given])
+        row = np.ravel(given)
+    except ValueError:
+        return None
+    return row if row.dtype.kind in "biuf" else None
+
+
+def _kind(given: Any) -> str:
+    shape = getattr(given, "shape", None)
+    return "none" if given is None else type(given).__name__ + (f" {tuple(shape)}" if shape is not None else "")
