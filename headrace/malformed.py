@@ -31,7 +31,7 @@ def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, spaces: S
     Flags are 0 or 1, categories zero-based and below their number, actions allowed by the masks that are sent with
     them, and no more ticks are new than are valid. (A number that is not finite is the trainer's to guard against.)
     """
-    wrong: Flags = new_ticks > views[VALID].sum(axis=1)
+    wrong: Any = new_ticks > views[VALID].sum(axis=1)
     for name in (FIRST, TERMINATED, TRUNCATED, VALID, *((ACTION_MASK,) if spaces.masked else ())):
         wrong |= _anywhere(views[name].view(np.uint8) > 1)
     for path, leaf in spaces.observations.items():
@@ -45,9 +45,11 @@ def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, spaces: S
     if spaces.masked and not wrong.any():
         masks = views[ACTION_MASK][:, :-1].view(np.bool_)
         wrong |= _anywhere(spaces.actions.forbidden(views[ACTION], masks) & views[VALID])
-    return wrong
+    rows: Flags = wrong
+    return rows
 
 
 def _anywhere(flags: npt.NDArray[np.bool_]) -> Flags:
     """[N, ...] -> [N]"""
-    return flags.reshape(len(flags), -1).any(axis=1)
+    anywhere: Flags = flags.reshape(len(flags), -1).any(axis=1)
+    return anywhere

@@ -99,9 +99,8 @@ class ApeX(Agent[ApeXConfig]):
         q_taken = taken(q[:-1], batch.action)
         with torch.no_grad():
             target_q = q_values(scan(target, inputs, batch.state)[0])
-            targets = n_step_targets(
-                batch.reward, batch.discount, double_q(q, target_q, batch.action_mask), batch.valid, 1
-            )
+            bootstrap = double_q(q, target_q, batch.action_mask)
+            targets = n_step_targets(batch.reward, batch.discount, bootstrap, batch.valid, 1)
             td_errors = targets - q_taken
         per_tick = batch.weights * torch.nn.functional.huber_loss(q_taken, targets, reduction="none")
         total = per_tick.masked_fill(~batch.valid, 0.0).sum() / batch.valid.sum().clamp(min=1)

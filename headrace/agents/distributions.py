@@ -1,4 +1,4 @@
-"""The policy's distribution over actions: what it draws, and how likely that was, by the actor and by the learner alike.
+"""The policy's distribution over actions: what it draws, and how likely that was, by actor and learner alike.
 
 The elements of an action are independent: a category by the softmax of its logits, of those that the mask allows; a
 number by a normal distribution. Probabilities are those of the action as it was drawn, before the environment gets it
@@ -120,7 +120,7 @@ def log_prob_and_entropy(
             block_log_prob, block_entropy = -0.5 * z * z - log_std - _HALF_LOG_TAU, log_std + 0.5 + _HALF_LOG_TAU
         else:
             own = _allowed_tensor(own, None if mask is None else mask[..., block.mask])
-            own = own.unflatten(-1, (block.count, block.size))
+            own = own.reshape(*own.shape[:-1], block.count, block.size)
             block_log_prob, block_entropy = _categorical(own, elements.long())
         log_prob, entropy = log_prob + block_log_prob.sum(-1), entropy + block_entropy.sum(-1)
     return log_prob, entropy

@@ -142,15 +142,17 @@ class EpsilonGreedyExplorer:
 def best_action(output: PolicyOutput) -> Actions:
     """The allowed action of the largest Q-value of each slot [N], the first of equals."""
     mask = output.action_mask
-    best: Actions = (output.logits if mask is None else np.where(mask, output.logits, -np.inf)).argmax(axis=1)
+    best: npt.NDArray[np.int64] = (output.logits if mask is None else np.where(mask, output.logits, -np.inf)).argmax(
+        axis=1
+    )
     return best
 
 
 def _any_action(output: PolicyOutput, draws: npt.NDArray[np.float64]) -> Actions:
     """One of the allowed actions of each slot [N], all alike, by numbers from [0, 1)."""
-    count, actions = output.logits.shape
     if output.action_mask is None:
-        return (draws * actions).astype(np.int64)
+        anything: npt.NDArray[np.int64] = (draws * output.logits.shape[1]).astype(np.int64)
+        return anything
     counted = output.action_mask.cumsum(axis=1)  # the k-th allowed action is where this becomes k
     action: Actions = (counted > (draws * counted[:, -1]).astype(np.int64)[:, None]).argmax(axis=1)
     return action

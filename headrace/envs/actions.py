@@ -55,7 +55,7 @@ class ActionLayout:
 
     def __init__(self, tree: Tree[ActionLeaf]) -> None:
         self._tree = tree
-        leaves = leaves_of(tree)
+        leaves: dict[str, ActionLeaf] = leaves_of(tree)
         sizes: list[int | None] = []
         for leaf in leaves.values():
             sizes += [None] * math.prod(leaf.shape) if isinstance(leaf, BoxSpec) else leaf.sizes
@@ -89,7 +89,7 @@ class ActionLayout:
         return wrong
 
     def forbidden(self, actions: Array, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
-        """Which of the actions [..., *array.shape], none of them `wrong`, the masks [..., mask_width] rule out. [...]"""
+        """Which actions [..., *array.shape], none of them `wrong`, the masks [..., mask_width] rule out. [...]"""
         rows = actions[..., None] if self.discrete is not None else actions
         forbidden = np.zeros(rows.shape[:-1], np.bool_)
         for block in self.blocks:
@@ -147,9 +147,10 @@ def _batched(leaf: ActionLeaf, rows: Array) -> Array:
         low, high = np.array(leaf.low), np.array(leaf.high)
         bounded = np.isfinite(low) & np.isfinite(high)
         middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
-        return np.clip(middle + half * rows, low, high).astype(leaf.dtype).reshape(-1, *leaf.shape)
+        numbers: Array = np.clip(middle + half * rows, low, high).astype(leaf.dtype).reshape(-1, *leaf.shape)
+        return numbers
     if isinstance(leaf, MultiBinarySpec):
         return rows.astype(np.int8).reshape(-1, *leaf.shape)
-    if isinstance(leaf, DiscreteSpec):
-        return rows[:, 0].astype(np.int64) + leaf.start
-    return (rows.astype(np.int64) + np.array(leaf.start)).reshape(-1, *leaf.shape)
+    shape = () if isinstance(leaf, DiscreteSpec) else leaf.shape
+    categories: Array = (rows.astype(np.int64) + np.array(leaf.start)).reshape(-1, *shape)
+    return categories

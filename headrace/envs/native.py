@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import leaves_of
 from headrace.envs.masks import flat_mask
 from headrace.envs.single import MASK
 from headrace.envs.spaces import describe
@@ -32,7 +31,6 @@ class NativeSlots:
         self.spaces = describe(env.single_observation_space, env.single_action_space, masked=masked)
         self._env = env
         self._name = name
-        self._leaves = leaves_of(self.spaces.observation)
         self._ended = np.zeros(self.num_slots, np.bool_)
 
     def reset(self, seeds: Sequence[int]) -> Seen:
@@ -51,7 +49,7 @@ class NativeSlots:
 
     def _see(self, observation: Any, info: Mapping[str, Any], ended: Flags) -> Seen:
         seen: dict[str, Array] = {}
-        for path, leaf in self._leaves.items():
+        for path, leaf in self.spaces.observations.items():
             named = f" at observation/{path}" if path else ""
             try:
                 array = np.asarray(_at(observation, path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -9,7 +10,6 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import leaves_of
 from headrace.envs.masks import flat_mask
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
@@ -39,9 +39,10 @@ class SingleEnv(gymnasium.Env[One, Any]):
             masked = MASK in env.reset()[1]
         self.spaces = describe(env.observation_space, env.action_space, masked=masked)
         self._name = name
-        self._leaves = leaves_of(self.spaces.observation)
         self._seen = {field: np.zeros(spec.shape, spec.dtype) for field, spec in self.spaces.seen.items()}
-        self.observation_space = gymnasium.spaces.Dict({field: _box(spec) for field, spec in self.spaces.seen.items()})
+        self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Dict(
+            {field: _box(spec) for field, spec in self.spaces.seen.items()}
+        )
         self.action_space = _box(self.spaces.actions.array)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[One, dict[str, Any]]:
@@ -52,7 +53,7 @@ class SingleEnv(gymnasium.Env[One, Any]):
         """action: [*Spaces.actions.array.shape], as it travels."""
         result = self.env.step(self.spaces.actions.to_environment(np.asarray(action)))
         observation, reward, terminated, truncated, info = result
-        if not np.isfinite(reward):
+        if not math.isfinite(reward):
             self._refuse(f"gave the reward {reward}; expected a finite number")
         ended = bool(terminated or truncated)
         return self._see(observation, info, ended=ended), float(reward), bool(terminated), bool(truncated), info

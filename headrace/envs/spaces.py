@@ -115,12 +115,10 @@ class Spaces:
         count = len(leaves_of(self.observation)) + len(leaves_of(self.action))
         if count > MAX_LEAVES:
             raise ValueError(f"{count} leaves; at most {MAX_LEAVES} are supported")
-        for path, leaf in leaves_of(self.observation).items():
+        for leaf in self.observations.values():
             spec = array_of(leaf)
             if len(spec.shape) > MAX_DIMENSIONS:
-                raise ValueError(
-                    f"observation/{path} has {len(spec.shape)} dimensions; at most {MAX_DIMENSIONS} can be"
-                )
+                raise ValueError(f"an observation of {len(spec.shape)} dimensions; at most {MAX_DIMENSIONS} can be")
             nbytes = ArraySpec(spec.dtype, tuple(max(size, 1) for size in spec.shape)).nbytes  # a 0 hides no other size
             if nbytes > MAX_PAYLOAD_BYTES:
                 raise ValueError(f"an observation of {nbytes} bytes; at most {MAX_PAYLOAD_BYTES} can be sent")
