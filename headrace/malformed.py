@@ -31,22 +31,23 @@ def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, spaces: S
     Flags are 0 or 1, categories zero-based and below their number, actions allowed by the masks that are sent with
     them, and no more ticks are new than are valid. (A number that is not finite is the trainer's to guard against.)
     """
-    wrong: Any = new_ticks > views[VALID].sum(axis=1)
-    for name in (FIRST, TERMINATED, TRUNCATED, VALID, *((ACTION_MASK,) if spaces.masked else ())):
-        wrong |= _anywhere(views[name].view(np.uint8) > 1)
+    wrong: Flags = new_ticks > views[VALID].sum(axis=1)
+    flags = (FIRST, TERMINATED, TRUNCATED, VALID, *((ACTION_MASK,) if spaces.masked else ()))
+    for name in flags:
+        wrong = wrong | _anywhere(views[name].view(np.uint8) > 1)
     for path, leaf in spaces.observations.items():
         if not isinstance(leaf, ArraySpec):
             categories = views[observation_field(path)]
             sizes = np.array(leaf.sizes).reshape(leaf.array.shape)
-            wrong |= _anywhere((categories < 0) | (categories >= sizes))
+            outside: npt.NDArray[np.bool_] = (categories < 0) | (categories >= sizes)
+            wrong = wrong | _anywhere(outside)
     for name in (ACTION, PREVIOUS_ACTION, TAIL_ACTION):
         if name in views:
-            wrong |= _anywhere(spaces.actions.wrong(views[name]))
+            wrong = wrong | _anywhere(spaces.actions.wrong(views[name]))
     if spaces.masked and not wrong.any():
         masks = views[ACTION_MASK][:, :-1].view(np.bool_)
-        wrong |= _anywhere(spaces.actions.forbidden(views[ACTION], masks) & views[VALID])
-    rows: Flags = wrong
-    return rows
+        wrong = wrong | _anywhere(spaces.actions.forbidden(views[ACTION], masks) & views[VALID])
+    return wrong
 
 
 def _anywhere(flags: npt.NDArray[np.bool_]) -> Flags:

@@ -9,7 +9,8 @@ import torch
 
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import ModelConfig, RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.build import build_network
 from headrace.models.network import Network
 from headrace.wire.payload import ArraySpec

@@ -18,7 +18,8 @@ from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
 from headrace.envs.slots import make_slots
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.build import build_network, state_spec
 from headrace.models.parameters import ParameterEncoder
 from headrace.models.policy import make_policy

@@ -25,7 +25,8 @@ from harness import (
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.build import build_network
 from headrace.models.parameters import decode_parameters
 from headrace.rpc.chunks import Assembler, Blob

@@ -22,7 +22,8 @@ from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.r2d2 import q_values, taken
 from headrace.agents.registry import make_agent
 from headrace.config import EnvConfig, RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.build import state_spec
 from headrace.models.network import Network
 from headrace.wire.payload import ArraySpec

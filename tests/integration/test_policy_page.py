@@ -13,7 +13,8 @@ from policies import save_run
 
 import headrace
 from headrace.config import ModelConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.playing import LoadedPolicy
 from headrace.service_args import parse_eval
 from headrace.wire.payload import ArraySpec

@@ -18,7 +18,8 @@ from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.registry import make_agent
 from headrace.agents.vtrace import VTraceConfig
 from headrace.config import RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics
 from headrace.unroll import UnrollWriter, pack_version
@@ -85,14 +86,14 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
 
     writer.begin({}, np.zeros(SLOTS, np.int64), np.zeros(SLOTS, np.float32))
     for tick in range(TICKS):
-        writer.observe(observation(tick), np.full(SLOTS, FIRST[tick]))
+        writer.observe({"observation": observation(tick)}, np.full(SLOTS, FIRST[tick]))
         log_prob = np.log([BEHAVIOUR[slot][tick] for slot in slots]).astype(np.float32)
         behaviour = {"log_prob": log_prob, "logits": np.zeros((SLOTS, 2), np.float32)}
         writer.act(np.zeros(SLOTS, np.int64), behaviour, np.full(SLOTS, VALID[tick]), pack_version(EPOCH, 0))
         terminated = np.array(TERMINATED) if tick == 1 else np.zeros(SLOTS, np.bool_)
         truncated = ~np.array(TERMINATED) if tick == 1 else np.zeros(SLOTS, np.bool_)
         writer.consequence(np.full(SLOTS, REWARDS[tick], np.float32), terminated, truncated)
-    rows, new_ticks = writer.finish(observation(TICKS), np.full(SLOTS, FIRST[TICKS]))
+    rows, new_ticks = writer.finish({"observation": observation(TICKS)}, np.full(SLOTS, FIRST[TICKS]))
     assert new_ticks.tolist() == [4, 4, 4]
     items = [Item(memoryview(row), 4, pack_version(EPOCH, 0)) for row in rows]
 

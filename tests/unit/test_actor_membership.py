@@ -11,7 +11,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from headrace.config import RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ComponentLost
 from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2

@@ -11,7 +11,8 @@ import torch
 from headrace.agents.batch import UnrollBatch
 from headrace.agents.registry import make_agent
 from headrace.config import ModelConfig, parse_agent
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.build import build_network, state_spec
 from headrace.wire.payload import ArraySpec
 

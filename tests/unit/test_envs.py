@@ -11,7 +11,8 @@ import pytest
 from headrace.config import EnvConfig, WrapperConfig
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots, make_slots
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
 

@@ -14,7 +14,8 @@ from ale_py import roms
 
 from headrace.config import EnvConfig, RunConfig, WrapperConfig, load_config
 from headrace.envs.slots import Slots, make_slots
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
 

@@ -13,7 +13,8 @@ from headrace.agents.agent import greedy
 from headrace.config import EnvConfig
 from headrace.envs.seeds import evaluation_seeds, policy_generator, slot_seeds
 from headrace.envs.slots import Slots, Transition, make_slots
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.episodes import Episode, play, shares
 from headrace.models.policy import Policy, PolicyOutput
 from headrace.wire.payload import ArraySpec

@@ -17,7 +17,8 @@ from prometheus_client import CollectorRegistry
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder, find_checkpoint
 from headrace.config import ModelConfig, RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.built_in import BuiltIn
 from headrace.models.parameters import decode_parameters, parameters_of
 from headrace.rpc.chunks import Assembler, Blob

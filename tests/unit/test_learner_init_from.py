@@ -10,7 +10,8 @@ import torch
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.build import build_network
 from headrace.models.network import Network

@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from headrace.config import RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
 from headrace_learner.run_folder import RunFolder, write_atomically

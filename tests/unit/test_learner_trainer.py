@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from headrace.agents.batch import UnrollBatch
 from headrace.agents.registry import make_agent
 from headrace.config import LearnerConfig, ModelConfig, RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError, ExitCode
 from headrace.models.built_in import BuiltIn
 from headrace.wire.payload import ArraySpec

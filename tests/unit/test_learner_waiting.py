@@ -13,7 +13,8 @@ from prometheus_client import CollectorRegistry
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import ModelConfig, RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.built_in import BuiltIn
 from headrace.service import Lifetime
 from headrace.telemetry.catalogue import LearnerMetrics

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from headrace.config import ModelConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
 from headrace.models.built_in import BuiltIn

@@ -13,7 +13,8 @@ from torch import Tensor
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import ModelConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.build import build_network
 from headrace.models.network import Network, NetworkInput, scan, step

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from headrace.config import ModelConfig, load_config
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network, NetworkInput, State, scan, step

@@ -11,7 +11,8 @@ from headrace.agents.agent import Agent
 from headrace.agents.registry import agent_class, make_agent
 from headrace.agents.vtrace import VTrace, VTraceConfig
 from headrace.config import RunConfig, parse_agent
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
 

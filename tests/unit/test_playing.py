@@ -16,7 +16,8 @@ from policies import VECTOR, random_network, save_run
 import headrace
 from headrace.agents.agent import greedy
 from headrace.config import ModelConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.models.network import Network, NetworkInput, scan
 from headrace.models.parameters import encode_parameters, parameters_of

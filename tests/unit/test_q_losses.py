@@ -17,7 +17,8 @@ from headrace.agents.apex import ApeX, ApeXConfig
 from headrace.agents.batch import UnrollBatch, inputs_of
 from headrace.agents.r2d2 import R2D2, R2D2Config
 from headrace.config import ModelConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network, NetworkInput, step
 from headrace.wire.payload import ArraySpec

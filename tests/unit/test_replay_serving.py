@@ -137,10 +137,10 @@ def test_unrolls_arrive_as_they_were_although_the_writer_goes_on_as_soon_as_they
             writer.begin({}, zeros, zeros.astype(np.float32))
             for _ in range(TICKS):
                 random.random(out=observation, dtype=np.float32)
-                writer.observe(observation, flags)
+                writer.observe({"observation": observation}, flags)
                 writer.act(zeros, {"log_prob": zeros.astype(np.float32)}, ~flags, 1)
                 writer.consequence(zeros.astype(np.float32), flags, flags)
-            rows, new_ticks = writer.finish(observation, flags)
+            rows, new_ticks = writer.finish({"observation": observation}, flags)
             digests += [hashlib.sha256(row).digest() for row in rows]
             stream.put([Item(memoryview(row), int(ticks), 1) for row, ticks in zip(rows, new_ticks, strict=True)])
     assert [hashlib.sha256(payload).digest() for payload in replay.payloads()] == digests

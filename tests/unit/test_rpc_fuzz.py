@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
 from headrace.config import RunConfig
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.rpc.v1 import learner_pb2, replay_pb2
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.labels import REFUSALS

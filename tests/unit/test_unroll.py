@@ -78,7 +78,7 @@ def facts(tick: int) -> dict[str, Any]:
 def write(writer: UnrollWriter, first_tick: int, ticks: int) -> None:
     for tick in range(first_tick, first_tick + ticks):
         known = facts(tick)
-        writer.observe(known["observation"], known["first"])
+        writer.observe({"observation": known["observation"]}, known["first"])
         behaviour = {name: known[f"behaviour/{name}"] for name in ("log_prob", "logits")}
         writer.act(known["action"], behaviour, known["valid"], known["version"])
         writer.consequence(known["reward"], known["terminated"], known["truncated"])
@@ -89,7 +89,7 @@ def test_a_row_holds_exactly_what_happened_in_its_slot() -> None:
     head = ({"h": np.arange(10.0).reshape(N, 5)}, np.array([3, 4]), np.array([0.5, 1.5], np.float32))
     writer.begin(*head)
     write(writer, 0, T)
-    rows, new_ticks = writer.finish(facts(T)["observation"], facts(T)["first"])
+    rows, new_ticks = writer.finish({"observation": facts(T)["observation"]}, facts(T)["first"])
     assert rows.shape == (N, SCHEMA.payload_bytes)
     views = SCHEMA.views(rows)
     for name, view in views.items():
@@ -108,7 +108,7 @@ def test_a_finished_unroll_stays_as_it_is_while_the_next_one_is_written() -> Non
     writer = UnrollWriter(SCHEMA, N)
     writer.begin(*BEFORE)
     write(writer, 0, T)
-    rows, _ = writer.finish(facts(T)["observation"], facts(T)["first"])
+    rows, _ = writer.finish({"observation": facts(T)["observation"]}, facts(T)["first"])
     before = rows.copy()
     writer.begin(*BEFORE)
     write(writer, 50, T)
@@ -119,7 +119,7 @@ def test_the_policy_sees_what_the_learner_will_see_even_if_the_environment_reuse
     writer = UnrollWriter(SCHEMA, N)
     writer.begin(*BEFORE)
     observation = np.full((N, 3), 1 / 3)  # float64, not representable in float32
-    seen = writer.observe(observation, np.ones(N, np.bool_))
+    seen = writer.observe({"observation": observation}, np.ones(N, np.bool_))
     observation[:] = 9
     assert seen.dtype == np.float32
     np.testing.assert_array_equal(seen, np.full((N, 3), np.float32(1 / 3)))
@@ -131,6 +131,6 @@ def test_an_unroll_cannot_be_closed_before_its_length() -> None:
     write(writer, 0, T - 1)
     assert not writer.full
     with pytest.raises(ValueError, match="4 ticks cannot be closed after 3"):
-        writer.finish(facts(T)["observation"], facts(T)["first"])
+        writer.finish({"observation": facts(T)["observation"]}, facts(T)["first"])
     write(writer, T - 1, 1)
     assert writer.full

@@ -179,11 +179,11 @@ def test_an_unroll_is_written_to_these_bytes() -> None:
     writer = UnrollWriter(schema("small"), 1)
     writer.begin(subtree(given, "state"), given["previous_action"], given["previous_reward"])
     for tick in range(writer.length):
-        writer.observe(given["observation"][:, tick], given["first"][:, tick])
+        writer.observe({"observation": given["observation"][:, tick]}, given["first"][:, tick])
         behaviour = {name: leaf[:, tick] for name, leaf in subtree(given, "behaviour").items()}
         writer.act(given["action"][:, tick], behaviour, given["valid"][:, tick], int(given["version"][0, tick]))
         writer.consequence(given["reward"][:, tick], given["terminated"][:, tick], given["truncated"][:, tick])
-    rows, new_ticks = writer.finish(given["observation"][:, -1], given["first"][:, -1])
+    rows, new_ticks = writer.finish({"observation": given["observation"][:, -1]}, given["first"][:, -1])
     assert rows[0].tobytes().hex() == ROWS.hex()
     assert new_ticks.tolist() == [UNROLL["new_ticks"]]
     assert max(UNROLL["fields"]["version"]) == UNROLL["version"] == pack_version(1, 8)

@@ -25,7 +25,8 @@ import torch
 from google.protobuf import json_format
 
 from headrace.agents.vtrace import behaviour_spec
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.parameters import encode_parameters
 from headrace.rpc.chunks import split
 from headrace.rpc.v1 import learner_pb2, replay_pb2
@@ -92,11 +93,11 @@ def write_unroll(schema: PayloadSchema, values: Mapping[str, Any]) -> bytes:
     writer = UnrollWriter(schema, 1)
     writer.begin(subtree(arrays, "state"), arrays["previous_action"], arrays["previous_reward"])
     for tick in range(writer.length):
-        writer.observe(arrays["observation"][:, tick], arrays["first"][:, tick])
+        writer.observe({"observation": arrays["observation"][:, tick]}, arrays["first"][:, tick])
         behaviour = {name: leaf[:, tick] for name, leaf in subtree(arrays, "behaviour").items()}
         writer.act(arrays["action"][:, tick], behaviour, arrays["valid"][:, tick], int(arrays["version"][0, tick]))
         writer.consequence(*(arrays[name][:, tick] for name in ("reward", "terminated", "truncated")))
-    rows, new_ticks = writer.finish(arrays["observation"][:, -1], arrays["first"][:, -1])
+    rows, new_ticks = writer.finish({"observation": arrays["observation"][:, -1]}, arrays["first"][:, -1])
     assert new_ticks.tolist() == [int(np.sum(values["valid"]))]
     payload: bytes = rows[0].tobytes()
     return payload
