@@ -39,18 +39,17 @@ def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, spaces: S
         if not isinstance(leaf, ArraySpec):
             categories = views[observation_field(path)]
             sizes = np.array(leaf.sizes).reshape(leaf.array.shape)
-            outside: npt.NDArray[np.bool_] = (categories < 0) | (categories >= sizes)
-            wrong = wrong | _anywhere(outside)
+            wrong = wrong | _anywhere(np.asarray((categories < 0) | (categories >= sizes)))
     for name in (ACTION, PREVIOUS_ACTION, TAIL_ACTION):
         if name in views:
             wrong = wrong | _anywhere(spaces.actions.wrong(views[name]))
     if spaces.masked and not wrong.any():
         masks = views[ACTION_MASK][:, :-1].view(np.bool_)
-        wrong = wrong | _anywhere(spaces.actions.forbidden(views[ACTION], masks) & views[VALID])
+        forbidden = spaces.actions.forbidden(views[ACTION], masks) & views[VALID]
+        wrong = wrong | _anywhere(np.asarray(forbidden))
     return wrong
 
 
 def _anywhere(flags: npt.NDArray[np.bool_]) -> Flags:
     """[N, ...] -> [N]"""
-    anywhere: Flags = flags.reshape(len(flags), -1).any(axis=1)
-    return anywhere
+    return np.asarray(flags.reshape(len(flags), -1).any(axis=1))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from headrace.envs.spaces import Spaces
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 from headrace.wire.payload import ArraySpec
 
@@ -16,9 +17,10 @@ class CountingNetwork(Network):
     the weights.
     """
 
-    def __init__(self, observation: ArraySpec, num_actions: int, scale: float = 1.0) -> None:
+    def __init__(self, spaces: Spaces, scale: float = 1.0) -> None:
         super().__init__()
-        self.heads = nn.Linear(5 + observation.shape[0], num_actions + 1)
+        assert isinstance(spaces.observation, ArraySpec)
+        self.heads = nn.Linear(5 + spaces.observation.shape[0], spaces.actions.num_logits + 1)
         nn.init.uniform_(self.heads.weight, -scale, scale)
 
     def initial_state(self, batch: int) -> dict[str, Tensor]:
@@ -34,9 +36,11 @@ class CountingNetwork(Network):
             "actions": state["actions"] + inputs.previous_action,
             "rewards": state["rewards"] + inputs.previous_reward[:, None],
         }
+        observation = inputs.observation
+        assert isinstance(observation, Tensor)
         counts = [after["ticks"], after["actions"], after["rewards"][:, 0]]
         previous = [inputs.previous_action, inputs.previous_reward]
         features = torch.stack([each.to(torch.float32) for each in counts + previous], dim=1)
-        seen = torch.sin(inputs.observation.to(torch.float32))  # bounded, however large the numbers get
+        seen = torch.sin(observation.to(torch.float32))  # bounded, however large the numbers get
         out = self.heads(torch.cat([0.25 * features, seen], dim=1))
         return NetworkOutput(out[:, :-1], out[:, -1]), after

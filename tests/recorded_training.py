@@ -17,8 +17,8 @@ from prometheus_client import CollectorRegistry
 from headrace.agents.registry import make_agent
 from headrace.checkpoints import CheckpointFolder
 from headrace.config import RunConfig
-from headrace.envs.slots import make_slots
 from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.slots import make_slots
 from headrace.envs.spaces import Spaces
 from headrace.models.build import build_network, state_spec
 from headrace.models.parameters import ParameterEncoder

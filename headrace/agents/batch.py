@@ -27,7 +27,6 @@ class UnrollBatch:
     """B unrolls of T ticks, time first. Row T of `observation`, `action_mask` and `first` is the tail."""
 
     observation: Observation  # [T+1, B, *shape]
-    action_mask: Tensor | None  # [T+1, B, flags] bool
     first: Tensor  # [T+1, B] bool
     action: Tensor  # [T, B, ...] int64 or float32, as it travels
     reward: Tensor  # [T, B] float32, raw
@@ -40,6 +39,8 @@ class UnrollBatch:
     previous_action: Tensor  # [B, ...]
     previous_reward: Tensor  # [B]
     weights: Tensor  # [B] float32: how much each counts (importance weights of replay)
+    # Only where the environments give one:
+    action_mask: Tensor | None = None  # [T+1, B, flags] bool
     # Only where the actor has folded several ticks into one:
     discount: Tensor | None = None  # [T, B] float32, of what follows
     tail_action: Tensor | None = None  # [B, ...], the action right before the tail

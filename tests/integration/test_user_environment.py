@@ -53,10 +53,10 @@ from headrace.models.network import Network, NetworkOutput
 
 
 class Remembering(Network):
-    def __init__(self, observation, num_actions, width):
+    def __init__(self, spaces, width):
         super().__init__()
         self.cell = torch.nn.GRUCell(4, width)
-        self.heads = torch.nn.Linear(width, num_actions + 1)
+        self.heads = torch.nn.Linear(width, spaces.actions.num_logits + 1)
 
     def initial_state(self, batch):
         return {"hidden": torch.zeros(batch, self.cell.hidden_size)}

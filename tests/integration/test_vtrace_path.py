@@ -116,7 +116,7 @@ def batch(tmp_path_factory: pytest.TempPathFactory) -> UnrollBatch:
 
 def targets(batch: UnrollBatch, lambda_: float = 1.0) -> vtrace.Targets:
     config = VTraceConfig(discount=0.9, lambda_=lambda_)
-    return vtrace.targets(evaluate(Table(), batch), batch, config)
+    return vtrace.targets(evaluate(Table(), batch), batch, SPACES.actions, config)
 
 
 def test_unrolls_that_went_through_replay_have_the_hand_worked_targets(batch: UnrollBatch) -> None:

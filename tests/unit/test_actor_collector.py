@@ -13,12 +13,13 @@ from torch import nn
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.vtrace import VTrace, VTraceConfig
 from headrace.config import EnvConfig
-from headrace.envs.slots import Slots, Transition, make_slots
+from headrace.envs.slots import Slots, make_slots
 from headrace.envs.spaces import Spaces
+from headrace.envs.transition import Transition
 from headrace.models.build import state_spec
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 from headrace.models.torch_policy import TorchPolicy
-from headrace.unroll import pack_version
+from headrace.unroll import Seen, pack_version
 from headrace.wire.items import Item
 from headrace_actor.collector import Collector, Identity, Observers, Weights
 
@@ -29,7 +30,7 @@ class Recurrent(Network):
     def __init__(self, spaces: Spaces) -> None:
         super().__init__()
         self.cell = nn.GRUCell(4, 8)
-        self.policy = nn.Linear(8, spaces.action.n)
+        self.policy = nn.Linear(8, spaces.actions.num_logits)
         self.value = nn.Linear(8, 1)
 
     def initial_state(self, batch: int) -> dict[str, torch.Tensor]:
@@ -125,13 +126,13 @@ class LosingLives:
     def __init__(self, slots: Slots) -> None:
         self.slots, self.spaces, self.num_slots = slots, slots.spaces, slots.num_slots
 
-    def reset(self, seeds: Sequence[int]) -> np.ndarray:
+    def reset(self, seeds: Sequence[int]) -> Seen:
         return self.slots.reset(seeds)
 
     def step(self, actions: np.ndarray) -> Transition:
-        observation, reward, terminated, truncated, _ = self.slots.step(actions)
-        step_in_episode = observation[:, 1]
-        return observation, reward, terminated, truncated, (step_in_episode == 2) | (step_in_episode == 0)
+        transition = self.slots.step(actions)
+        step_in_episode = transition.seen["observation"][:, 1]
+        return transition._replace(life_lost=(step_in_episode == 2) | (step_in_episode == 0))
 
     def close(self) -> None:
         self.slots.close()

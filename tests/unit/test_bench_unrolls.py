@@ -36,7 +36,7 @@ def test_a_changed_byte_of_any_field_changes_the_checksum_of_its_unroll(field: s
 @pytest.mark.parametrize("megabytes", [0.05, 1.0, 4.0])
 def test_the_network_has_the_size_that_was_asked_for(megabytes: float) -> None:
     from headrace.envs.leaves import DiscreteSpec
-from headrace.envs.spaces import Spaces
+    from headrace.envs.spaces import Spaces
     from headrace.models.build import build_network
 
     cartpole = Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0))

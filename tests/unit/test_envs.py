@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from headrace.config import EnvConfig, WrapperConfig
+from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots, make_slots
-from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
@@ -40,10 +40,10 @@ def slots(factory: str = "CountingEnv", *, vectorization: Any = "none", num_envs
 def stream(made: Slots, ticks: int, actions: int = 1) -> list[tuple[Any, ...]]:
     """Per tick, what slot 1 showed and answered."""
     rows: list[tuple[Any, ...]] = []
-    observation = made.reset(range(made.num_slots))
+    now = made.reset(range(made.num_slots))
     for _ in range(ticks):
-        seen = observation[1].tolist()
-        observation, reward, terminated, truncated, _ = made.step(np.full(made.num_slots, actions))
+        seen = now["observation"][1].tolist()
+        now, reward, terminated, truncated, _ = made.step(np.full(made.num_slots, actions))
         assert (reward.dtype, reward.shape) == (np.float32, (made.num_slots,))
         rows.append((*seen, reward[1].item(), bool(terminated[1]), bool(truncated[1])))
     return rows
@@ -198,8 +198,8 @@ def test_four_actors_of_two_slots_see_eight_different_streams_that_their_seeds_a
         found = []
         for lease in range(4):
             made = slots("DrawingEnv", vectorization=vectorization)
-            seen = [made.reset(slot_seeds(7, lease, incarnation, 2)).copy()]
-            seen += [made.step(np.zeros(2, np.int64))[0].copy() for _ in range(50)]
+            seen = [made.reset(slot_seeds(7, lease, incarnation, 2))["observation"].copy()]
+            seen += [made.step(np.zeros(2, np.int64)).seen["observation"].copy() for _ in range(50)]
             found += [hashlib.sha256(np.stack(seen)[:, slot].tobytes()).hexdigest() for slot in range(2)]
             first_episode, second_episode = np.stack(seen)[:6], np.stack(seen)[6:12]
             assert not np.array_equal(first_episode, second_episode)

@@ -13,8 +13,8 @@ import pytest
 from ale_py import roms
 
 from headrace.config import EnvConfig, RunConfig, WrapperConfig, load_config
-from headrace.envs.slots import Slots, make_slots
 from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.slots import Slots, make_slots
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.wire.payload import ArraySpec
@@ -42,10 +42,11 @@ def games(game: str = "Breakout", num_envs: int = 2, vectorization: Any = "auto"
 
 def native(slots: Slots, seeds: list[int], actions: npt.NDArray[np.int64]) -> Iterator[Tick]:
     """The stream of slot 1; actions: [ticks, N]."""
-    observation = slots.reset(seeds)
+    observation = slots.reset(seeds)["observation"]
     for action in actions:
         seen = observation[1].copy()
-        observation, reward, terminated, truncated, lost = slots.step(action)
+        now, reward, terminated, truncated, lost = slots.step(action)
+        observation = now["observation"]
         assert reward.dtype == np.float32
         assert lost is not None
         yield Tick(seen, reward[1].item(), bool(terminated[1]), bool(truncated[1]), bool(lost[1]))
@@ -109,7 +110,7 @@ def test_the_stream_is_that_of_a_single_emulator_driven_by_hand(
 ) -> None:
     settings = {"frameskip": frameskip, "max_num_frames_per_episode": limit, "repeat_action_probability": sticky}
     slots = games(game, use_fire_reset=fire, **BARE, **settings)
-    actions = np.random.default_rng(1).integers(0, slots.spaces.action.n, (800, 2))
+    actions = np.random.default_rng(1).integers(0, slots.spaces.actions.num_logits, (800, 2))
     expected = by_hand(8, actions[:, 1], game=rom, frameskip=frameskip, limit=limit, sticky=sticky, fire=fire)
     kinds = {"terminated": 0, "truncated": 0, "life_lost": 0, "reward": 0}
     try:
@@ -182,7 +183,8 @@ def test_rewards_are_not_clipped() -> None:
 def test_slots_begin_at_different_frames_and_a_seed_alone_fixes_a_stream() -> None:
     def first_frames(seeds: list[int]) -> list[bytes]:
         slots = games("Freeway", num_envs=4)
-        shown = [slots.reset(seeds).copy()] + [slots.step(np.zeros(4, np.int64))[0].copy() for _ in range(8)]
+        shown = [slots.reset(seeds)["observation"].copy()]
+        shown += [slots.step(np.zeros(4, np.int64)).seen["observation"].copy() for _ in range(8)]
         slots.close()
         return [np.stack(shown)[:, slot].tobytes() for slot in range(4)]
 
@@ -239,7 +241,7 @@ def test_what_would_be_done_twice_or_mean_something_else_is_refused_with_both_se
 @pytest.mark.parametrize("env_id", ["ale_py:ALE/Breakout-v5", "ALE/Breakout-v5"])
 def test_the_id_may_name_its_package(env_id: str) -> None:
     slots = make_slots(EnvConfig(id=env_id, num_envs=1, vectorization="native"), ())
-    assert slots.reset([1]).shape == (1, 4, 84, 84)
+    assert slots.reset([1])["observation"].shape == (1, 4, 84, 84)
     slots.close()
 
 

@@ -169,7 +169,7 @@ def test_a_run_names_it_and_gets_the_vector_form_where_that_is_asked_for(
         assert isinstance(getattr(getattr(slots, "_env", None), "unwrapped", None), TMazeVectorEnv) is native
         assert (slots.spaces.observation.dtype, slots.spaces.observation.shape) == ("<f4", (3,))
         assert (slots.spaces.action.n, slots.spaces.action.start) == (3, 0)
-        observation = slots.reset([1, 2, 3, 4])
+        observation = slots.reset([1, 2, 3, 4])["observation"]
         actions = np.where(observation[:, 0] == 1, LEFT, RIGHT)
         rewards = [slots.step(actions)[1].tolist() for _ in range(5)]
         assert rewards == [[0.0] * 4] * 3 + [[1.0] * 4, [0.0] * 4]  # the last one is the reset

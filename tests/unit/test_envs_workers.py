@@ -55,7 +55,9 @@ def test_workers_are_spawned_and_know_nothing_of_sockets_and_state_here(monkeypa
         dealer = sockets.connect(context, f"127.0.0.1:{port}")
         slots = failing("never", "async", num_envs=1)
         try:
-            assert slots.reset([0]).tolist() == [[0, 0]]  # what is set here would show in a forked worker
+            assert slots.reset([0])["observation"].tolist() == [
+                [0, 0]
+            ]  # what is set here would show in a forked worker
         finally:
             slots.close()
         assert sockets.send(dealer, [b"still here"])  # the workers' end has not touched the sockets
@@ -111,7 +113,7 @@ def test_an_environment_that_a_package_registers_is_found_in_workers_too(
     try:
         slots = make_slots(EnvConfig(id=env_id, num_envs=1, vectorization=vectorization), imports)
         try:
-            assert slots.reset([0]).shape == (1, 2)
+            assert slots.reset([0])["observation"].shape == (1, 2)
         finally:
             slots.close()
     finally:

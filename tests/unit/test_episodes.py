@@ -9,14 +9,17 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from headrace.agents.agent import greedy
+from headrace.agents.distributions import most_likely
 from headrace.config import EnvConfig
-from headrace.envs.seeds import evaluation_seeds, policy_generator, slot_seeds
-from headrace.envs.slots import Slots, Transition, make_slots
+from headrace.envs.actions import ActionLayout
 from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.seeds import evaluation_seeds, policy_generator, slot_seeds
+from headrace.envs.slots import Slots, make_slots
 from headrace.envs.spaces import Spaces
+from headrace.envs.transition import Transition
 from headrace.episodes import Episode, play, shares
 from headrace.models.policy import Policy, PolicyOutput
+from headrace.unroll import OBSERVATION, Seen
 from headrace.wire.payload import ArraySpec
 
 Array = npt.NDArray[Any]
@@ -36,18 +39,18 @@ class UnevenSlots:
         self.seeds: list[Sequence[int]] = []
         self._observation = np.zeros((self.num_slots, 1))
 
-    def reset(self, seeds: Sequence[int]) -> Array:
+    def reset(self, seeds: Sequence[int]) -> Seen:
         self.seeds.append(seeds)
         self._observation[:] = 0
         self._ended = np.zeros(self.num_slots, np.bool_)
-        return self._observation
+        return {OBSERVATION: self._observation}
 
     def step(self, actions: npt.NDArray[np.int64]) -> Transition:
         self._observation[:] = np.where(self._ended[:, None], 0, self._observation + 1)
         self._ended = ~self._ended & (self._observation[:, 0] == self._lengths)
         reward = np.where(actions == self._pays, np.float32(10), np.float32(-1))
         even = np.arange(self.num_slots) % 2 == 0
-        return self._observation, reward, self._ended & even, self._ended & ~even, None
+        return Transition({OBSERVATION: self._observation}, reward, self._ended & even, self._ended & ~even)
 
     def close(self) -> None:
         return
@@ -70,8 +73,9 @@ class Likes:
         return {"ticks": np.zeros(slots, np.int64)}
 
     def step(
-        self, observation: Array, first: Array, action: Array, reward: Array, state: Mapping[str, Array]
+        self, seen: Seen, first: Array, action: Array, reward: Array, state: Mapping[str, Array]
     ) -> tuple[PolicyOutput, Mapping[str, Array]]:
+        observation = seen[OBSERVATION]
         self.seen.append((observation, first, action, reward))
         self.states.append(state["ticks"])
         return said(np.tile(self._logits, (len(observation), 1))), {"ticks": state["ticks"] + 1}
@@ -140,7 +144,7 @@ def test_an_evaluation_that_is_repeated_in_the_same_environments_plays_the_same_
 
 def test_the_greedy_action_is_the_most_probable_one_and_the_first_of_equals() -> None:
     logits = np.array([[0.0, 2.0, 1.0], [-1.0, -1.0, -3.0], [5.0, 5.0, 5.0]], np.float32)
-    chosen = greedy(said(logits))
+    chosen = most_likely(ActionLayout(DiscreteSpec(3, 0)), logits, None)
     assert chosen.tolist() == [1, 0, 0]
     assert chosen.dtype == np.int64
 

@@ -82,7 +82,7 @@ class Learner:
         self.evaluations = None if every_s is None else Evaluations(metrics)
         definition = Definition(SPACES)
         self.front = LearnerFront(RUN, epoch, config, self.roster, definition, self.publisher, self.evaluations)
-        network, agent = BuiltIn(SPACES.observation, 2, MODEL), make_agent(config.agent, SPACES, {})
+        network, agent = BuiltIn(SPACES, MODEL), make_agent(config.agent, SPACES, {})
         self.trainer = Trainer(network, agent, config, torch.device("cpu"))
         self.checkpoints = CheckpointFolder(folder / "checkpoints", keep=2)
         ledger = LearnerLedger(metrics)

@@ -10,6 +10,8 @@ import torch
 from prometheus_client import CollectorRegistry
 
 from headrace.config import ModelConfig
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
 from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network
 from headrace.models.parameters import decode_parameters, parameters_of
@@ -35,7 +37,7 @@ def publisher(registry: CollectorRegistry) -> WeightPublisher:
 
 @pytest.fixture
 def network() -> BuiltIn:
-    return BuiltIn(ArraySpec("<f4", (4,)), 2, ModelConfig(hidden_sizes=(8,)))
+    return BuiltIn(Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0)), ModelConfig(hidden_sizes=(8,)))
 
 
 async def blob_of(stream: AsyncIterator[learner_pb2.WeightsChunk]) -> Blob:
@@ -112,7 +114,7 @@ def test_bfloat16_weights_are_published_bit_by_bit_at_two_bytes_each(publisher: 
 
 def test_another_network_is_published_with_its_own_parameters(publisher: WeightPublisher, network: BuiltIn) -> None:
     assert publisher.publish(network, 1)
-    other = BuiltIn(ArraySpec("<f4", (4,)), 2, ModelConfig(hidden_sizes=(8,)))
+    other = BuiltIn(Spaces(ArraySpec("<f4", (4,)), DiscreteSpec(2, 0)), ModelConfig(hidden_sizes=(8,)))
     assert publisher.publish(other, 2)
     newest = publisher._newest
     assert newest is not None

@@ -40,7 +40,7 @@ def config(optimizer: Any) -> RunConfig:
 
 def trainer(config: RunConfig, seed: int) -> Trainer:
     torch.manual_seed(seed)
-    network = BuiltIn(SPACES.observation, 2, ModelConfig(hidden_sizes=(8,), activation="tanh"))
+    network = BuiltIn(SPACES, ModelConfig(hidden_sizes=(8,), activation="tanh"))
     return Trainer(network, make_agent(config.agent, SPACES, {}), config, torch.device("cpu"))
 
 

@@ -32,7 +32,7 @@ def trainer(agent: dict[str, Any] | None = None, **learner: Any) -> Trainer:
     config = RunConfig.model_validate(
         {"env": {"id": "CartPole-v1"}, "agent": agent or {}, "learner": {"lr": 0.01, **learner}}
     )
-    return Trainer(BuiltIn(SPACES.observation, 2, MODEL), make_agent(config.agent, SPACES, {}), config, CPU)
+    return Trainer(BuiltIn(SPACES, MODEL), make_agent(config.agent, SPACES, {}), config, CPU)
 
 
 def batch(seed: int, *, reward: float | None = None) -> UnrollBatch:

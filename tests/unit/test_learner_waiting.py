@@ -81,7 +81,7 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
     metrics = LearnerMetrics(CollectorRegistry())
     roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
     health = Health(clock=clock.monotonic)
-    network, agent = BuiltIn(SPACES.observation, 2, MODEL), make_agent(CONFIG.agent, SPACES, {})
+    network, agent = BuiltIn(SPACES, MODEL), make_agent(CONFIG.agent, SPACES, {})
     trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
     ages: list[float] = []
     dry = Dry(

@@ -28,9 +28,9 @@ FRAMES = Spaces(ArraySpec("|u1", (4, 4)), DiscreteSpec(3, 0))
 class Memory(Network):
     """Remembers how often it was stepped, and echoes what it was given."""
 
-    def __init__(self, observation: ArraySpec, num_actions: int, dtype: str = "float32") -> None:
+    def __init__(self, spaces: Spaces, dtype: str = "float32") -> None:
         super().__init__()
-        self.linear = torch.nn.Linear(6, num_actions)
+        self.linear = torch.nn.Linear(6, spaces.actions.num_logits)
         self.dtype = getattr(torch, dtype)
 
     def initial_state(self, batch: int) -> dict[str, torch.Tensor]:
@@ -100,7 +100,7 @@ def inputs(slots: int, first: list[bool]) -> NetworkInput:
 
 
 def test_state_previous_action_and_previous_reward_are_zeroed_before_a_first_observation() -> None:
-    network = Memory(SPACES.observation, 4)
+    network = Memory(SPACES)
     state = {"steps": torch.tensor([5.0, 5.0]), "sums": torch.ones(2, 2)}
     output, after = step(network, inputs(2, [True, False]), state)
     assert output.value.tolist() == [1, 6]
@@ -110,7 +110,7 @@ def test_state_previous_action_and_previous_reward_are_zeroed_before_a_first_obs
 
 def test_a_reset_forgets_even_a_state_that_is_not_finite() -> None:
     state = {"steps": torch.tensor([torch.nan]), "sums": torch.full((1, 2), torch.inf)}
-    _, after = step(Memory(SPACES.observation, 4), inputs(1, [True]), state)
+    _, after = step(Memory(SPACES), inputs(1, [True]), state)
     assert after["steps"].item() == 1
     assert bool(torch.isfinite(after["sums"]).all())
 
@@ -134,11 +134,17 @@ def test_numpy_inference_of_the_built_in_network_equals_pytorch(
     fast.load(fast.decode(encode_parameters(parameters_of(network))))
     random = np.random.default_rng(0)
     observation = random.integers(0, 255, (7, *spaces.observation.shape)).astype(spaces.observation.dtype)
-    arguments = (observation, np.zeros(7, np.bool_), np.zeros(7, np.int64), np.zeros(7, np.float32), {})
+    arguments = (
+        {"observation": observation},
+        np.zeros(7, np.bool_),
+        np.zeros(7, np.int64),
+        np.zeros(7, np.float32),
+        {},
+    )
     kept = observation.copy()
     output, state = fast.step(*arguments)
     expected, _ = plain.step(*arguments)
-    assert (output.logits.shape, output.value.shape) == ((7, spaces.action.n), (7,))
+    assert (output.logits.shape, output.value.shape) == ((7, spaces.actions.num_logits), (7,))
     assert output.logits.dtype == output.value.dtype == np.float32
     np.testing.assert_allclose(output.logits, expected.logits, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(output.value, expected.value, rtol=1e-5, atol=1e-5)
@@ -154,7 +160,7 @@ def test_an_observation_of_a_single_number_is_one_feature(core: Any) -> None:
     policy.load(policy.decode(encode_parameters(parameters_of(network))))
     observation, flags = np.array([0.5, -2.0, 3.0], np.float32), np.zeros(3, np.bool_)
     rest = (flags, np.zeros(3, np.int64), np.zeros(3, np.float32))
-    output, _ = policy.step(observation, *rest, policy.initial_state(3))
+    output, _ = policy.step({"observation": observation}, *rest, policy.initial_state(3))
     inputs = NetworkInput(*(torch.from_numpy(array) for array in (observation, *rest)))
     expected, _ = step(network, inputs, network.initial_state(3))
     np.testing.assert_allclose(output.logits, expected.logits.detach().numpy(), atol=1e-6)
@@ -163,7 +169,7 @@ def test_an_observation_of_a_single_number_is_one_feature(core: Any) -> None:
 
 def test_byte_frames_are_scaled_in_the_network_and_floats_are_not() -> None:
     for dtype, value, seen in (("|u1", 255, 1.0), ("<f4", 255.0, 255.0), ("<u2", 255, 255.0)):
-        network = BuiltIn(ArraySpec(dtype, (1,)), 1, ModelConfig(hidden_sizes=()))
+        network = BuiltIn(Spaces(ArraySpec(dtype, (1,)), DiscreteSpec(1, 0)), ModelConfig(hidden_sizes=()))
         torch.nn.init.ones_(network.policy.weight)
         observation = torch.from_numpy(np.array([[value]], dtype))
         flags = torch.zeros(1, dtype=torch.bool)
@@ -178,7 +184,8 @@ def test_new_weights_are_taken_all_or_none(kind: Any) -> None:
     network, other = build_network(config, SPACES), build_network(config, SPACES)
     policy = make_policy(config, SPACES) if kind is NumpyMLP else TorchPolicy(network)
     policy.load(policy.decode(encode_parameters(parameters_of(network))))
-    arguments = (np.ones((2, 2, 3), np.float32), np.ones(2, np.bool_), np.zeros(2, np.int64), np.zeros(2, np.float32))
+    seen = {"observation": np.ones((2, 2, 3), np.float32)}
+    arguments = (seen, np.ones(2, np.bool_), np.zeros(2, np.int64), np.zeros(2, np.float32))
     before = policy.step(*arguments, {})[0].logits.copy()
     parameters = parameters_of(other)
     for wrong in (
@@ -232,7 +239,7 @@ def test_an_actor_keeps_no_gradient_graph_in_the_state_it_carries() -> None:
     state = policy.initial_state(2)
     for _ in range(3):
         _, state = policy.step(
-            np.zeros((2, 2, 3), np.float32),
+            {"observation": np.zeros((2, 2, 3), np.float32)},
             np.zeros(2, np.bool_),
             np.zeros(2, np.int64),
             np.zeros(2, np.float32),

@@ -108,7 +108,7 @@ def test_auto_takes_convolutions_for_images_of_bytes_that_are_large_enough(
     shape: tuple[int, ...], dtype: str, kind: str
 ) -> None:
     seen = spaces(shape, dtype)
-    assert torso_of(ModelConfig(), seen.observation).kind == kind
+    assert torso_of(ModelConfig(), seen.observations).kinds == {"": kind}
     auto, named = (build_network(ModelConfig(torso=torso), seen) for torso in ("auto", kind))
     assert [(name, leaf.shape) for name, leaf in auto.state_dict().items()] == [
         (name, leaf.shape) for name, leaf in named.state_dict().items()
@@ -177,8 +177,8 @@ def test_at_equal_weights_the_learner_finds_what_the_actor_did(
         warnings.simplefilter("error")
         for tick in range(TICKS + 1):
             now = inputs.tick(tick)
-            fields = (now.observation, now.first, now.previous_action, now.previous_reward)
-            output, state = policy.step(*(field.numpy() for field in fields), state)
+            rest = (now.first.numpy(), now.previous_action.numpy(), now.previous_reward.numpy())
+            output, state = policy.step({"observation": now.observation.numpy()}, *rest, state)
             logits.append(output.logits)
             values.append(output.value)
     log_probs = torch.log_softmax(torch.from_numpy(np.stack(logits[:-1])), -1)
@@ -201,7 +201,7 @@ def test_at_equal_weights_the_learner_finds_what_the_actor_did(
     np.testing.assert_allclose(found.logits.detach(), np.stack(logits), rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(found.value.detach(), np.stack(values), rtol=1e-5, atol=1e-5)
     assert log_probs.std() > 0.1  # so that equality means something
-    vtrace.loss(made, batch, AGENT, 0.01).total.backward()
+    vtrace.loss(made, batch, seen.actions, AGENT, 0.01).total.backward()
     for name, parameter in made.named_parameters():
         assert parameter.grad is not None, name
         assert bool(torch.isfinite(parameter.grad).all()), name

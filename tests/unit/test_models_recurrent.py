@@ -98,7 +98,11 @@ def test_the_actor_steps_the_same_network_and_its_state_travels_in_the_payload()
     for tick in range(TICKS):
         now = inputs.tick(tick)
         output, state = policy.step(
-            now.observation.numpy(), now.first.numpy(), now.previous_action.numpy(), now.previous_reward.numpy(), state
+            {"observation": now.observation.numpy()},
+            now.first.numpy(),
+            now.previous_action.numpy(),
+            now.previous_reward.numpy(),
+            state,
         )
         np.testing.assert_allclose(output.logits, expected.logits[tick].numpy(), rtol=1e-5, atol=1e-5)
         np.testing.assert_allclose(output.value, expected.value[tick].numpy(), rtol=1e-5, atol=1e-5)

@@ -16,6 +16,8 @@ from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.registry import make_agent
 from headrace.agents.vtrace import VTraceConfig
 from headrace.config import EnvConfig, ModelConfig
+from headrace.envs.actions import ActionLayout
+from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.slots import Slots, make_slots
 from headrace.errors import ConfigError
 from headrace.models.build import build_network, state_spec
@@ -27,6 +29,7 @@ from headrace_actor.collector import Collector, Identity, Weights
 AGENT = VTraceConfig(unroll_length=10)
 MODEL = ModelConfig(hidden_sizes=(16,), activation="tanh")
 SLOTS = 2
+ACTIONS = ActionLayout(DiscreteSpec(4, 5))
 
 
 def collected(env_id: str, vectorization: Any, **kwargs: Any) -> tuple[Network, UnrollBatch, dict[str, np.ndarray]]:
@@ -72,10 +75,10 @@ def test_at_equal_weights_the_learner_finds_the_actors_probabilities_for_every_d
         network, batch, views = collected("environments:CountingEnv", vectorization, dtype=dtype, actions=4, start=5)
         assert views["observation"].dtype.str == on_the_wire
         assert views["observation"][0, :5].tolist() == [[0, 0], [0, 1], [0, 2], [0, 3], [1, 0]]
-        parts = vtrace.targets(evaluate(network, batch), batch, AGENT)
+        parts = vtrace.targets(evaluate(network, batch), batch, ACTIONS, AGENT)
         assert parts.log_ratios.abs().max() < 1e-5
         assert batch.behaviour["logits"].std() > 0.1  # so that equality means something
-        vtrace.loss(network, batch, AGENT, 0.01).total.backward()
+        vtrace.loss(network, batch, ACTIONS, AGENT, 0.01).total.backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     assert all(gradient is not None and bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
@@ -89,7 +92,7 @@ def test_an_observation_of_any_memory_layout_reaches_the_learner_as_it_is(layout
     assert batch.observation.shape == (AGENT.unroll_length + 1, SLOTS, *np.shape(LAYOUTS[layout]))
     for tick in batch.observation.flatten(0, 1):
         assert torch.equal(tick, shown.reshape(tick.shape))
-    assert vtrace.targets(evaluate(network, batch), batch, AGENT).log_ratios.abs().max() < 1e-5
+    assert vtrace.targets(evaluate(network, batch), batch, ACTIONS, AGENT).log_ratios.abs().max() < 1e-5
 
 
 def showing(shown: str) -> Slots:
@@ -105,4 +108,4 @@ def test_an_observation_that_is_not_of_its_space_is_refused_by_name(shown: str) 
 
 @pytest.mark.parametrize("shown", WIDER)
 def test_numbers_of_another_width_are_taken(shown: str) -> None:
-    np.testing.assert_array_equal(showing(shown).reset([0])[0], np.asarray(WIDER[shown], np.float32))
+    np.testing.assert_array_equal(showing(shown).reset([0])["observation"][0], np.asarray(WIDER[shown], np.float32))

@@ -14,7 +14,7 @@ import torch
 from policies import VECTOR, random_network, save_run
 
 import headrace
-from headrace.agents.agent import greedy
+from headrace.agents.distributions import most_likely
 from headrace.config import ModelConfig
 from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.spaces import Spaces
@@ -67,8 +67,10 @@ def test_it_acts_as_an_actor_with_these_weights_across_resets(tmp_path: Path, na
     state, action, expected = actor.initial_state(1), np.zeros(1, np.int64), []
     for tick in range(TICKS):
         now = slice(tick, tick + 1)
-        output, state = actor.step(stream.observations[now], stream.first[now], action, stream.rewards[now], state)
-        action = greedy(output)
+        output, state = actor.step(
+            {"observation": stream.observations[now]}, stream.first[now], action, stream.rewards[now], state
+        )
+        action = most_likely(VECTOR.actions, output.logits, None)
         expected.append(int(action[0]))
     assert len(set(expected)) > 1
     policy = load_policy(save_run(tmp_path, model, network=network))
@@ -280,7 +282,7 @@ def test_another_observation_is_refused_in_one_line_and_changes_nothing(
 ) -> None:
     model = ModelConfig(hidden_sizes=(8,), core="lstm", core_size=4)
     policy = load_policy(save_run(tmp_path, model, spaces))
-    policy.act(spaces.observation_zeros(1)[0])
+    policy.act(spaces.zeros(1)["observation"][0])
     before = policy._state
     with pytest.raises(ValueError, match=got) as refused:
         policy.act(given)

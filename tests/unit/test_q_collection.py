@@ -70,16 +70,16 @@ SPACES = make_slots(ENVIRONMENT, ()).spaces
 def sequences(items: int = 60, **settings: Any) -> Played:
     """Episodes last 1 to 6 ticks, so their ends fall everywhere: into the burn-in, onto its last tick, behind it."""
     torch.manual_seed(1)
-    network = CountingNetwork(SPACES.observation, SPACES.action.n)
+    network = CountingNetwork(SPACES)
     config = R2D2Config(**{"burn_in": 4, "unroll_length": 7, "period": 3, "n_steps": 3, **settings})
     agent = R2D2(config, SPACES, state_spec(network))
-    return Played(agent, network, TorchPolicy(CountingNetwork(SPACES.observation, SPACES.action.n)), items)
+    return Played(agent, network, TorchPolicy(CountingNetwork(SPACES)), items)
 
 
 def flat(items: int = 200, **settings: Any) -> Played:
     torch.manual_seed(2)
-    network = BuiltIn(SPACES.observation, SPACES.action.n, ModelConfig(hidden_sizes=(8,), activation="tanh"))
-    policy = NumpyMLP(SPACES.observation, SPACES.action.n, (8,), "tanh")
+    network = BuiltIn(SPACES, ModelConfig(hidden_sizes=(8,), activation="tanh"))
+    policy = NumpyMLP(SPACES.observation, SPACES.actions.num_logits, (8,), "tanh")
     agent = ApeX(ApeXConfig(**{"n_steps": 3, "ticks_per_message": 5, "discount": 0.5, **settings}), SPACES, {})
     return Played(agent, network, policy, items)
 
@@ -154,7 +154,7 @@ def test_an_items_weight_scales_its_part_of_the_loss_and_nothing_flows_through_b
     played = sequences(12)
     views = played.views()
     device = torch.device("cpu")
-    target = CountingNetwork(SPACES.observation, SPACES.action.n)
+    target = CountingNetwork(SPACES)
     whole = played.agent.loss(played.network, target, UnrollBatch.from_views(views, device), 0)
     halves = []
     for keep in (slice(0, 6), slice(6, 12)):
@@ -215,9 +215,9 @@ def test_the_learner_sees_what_the_actor_saw_at_both_ends_of_an_item() -> None:
             return super().forward(inputs, super().initial_state(len(inputs.first)))[0], {}
 
     torch.manual_seed(3)
-    network = Looking(SPACES.observation, SPACES.action.n)
+    network = Looking(SPACES)
     agent = ApeX(ApeXConfig(n_steps=3, ticks_per_message=4), SPACES, {})
-    played = Played(agent, network, TorchPolicy(Looking(SPACES.observation, SPACES.action.n)), 100)
+    played = Played(agent, network, TorchPolicy(Looking(SPACES)), 100)
     given = torch.tensor([item.priority for item in played.items], dtype=torch.float32)
     loss = agent.loss(network, network, played.batch(), 0)
     assert loss.priorities is not None
@@ -286,7 +286,7 @@ def test_an_actors_slots_have_places_on_the_ladder_that_no_other_actors_have(lea
             indices.append(given.tolist())
             return super().explorer(given)
 
-    built_in = (SPACES.observation, SPACES.action.n, (8,), "tanh")
+    built_in = (SPACES.observation, SPACES.actions.num_logits, (8,), "tanh")
     agent = Asked(ApeXConfig(), SPACES, {})
     Collector(make_slots(ENVIRONMENT, ()), NumpyMLP(*built_in), agent, Identity(3, lease, 1), lambda: None)
     assert indices == [expected]

@@ -32,7 +32,7 @@ from headrace_replay.table import TableSpec
 
 RUN, SLOTS, TICKS = "run", 2, 3
 SCHEMA: PayloadSchema = unroll_schema(  # large enough to be sent without a copy
-    TICKS, ArraySpec("<f4", (100, 100)), ArraySpec("<i8", ()), {"log_prob": ArraySpec("<f4", ())}, {}
+    TICKS, {"observation": ArraySpec("<f4", (100, 100))}, ArraySpec("<i8", ()), {"log_prob": ArraySpec("<f4", ())}, {}
 )
 assert SCHEMA.payload_bytes > sockets.COPY_BELOW_BYTES
 

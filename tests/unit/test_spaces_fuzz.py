@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envs.spaces import MAX_ACTIONS, MAX_DIMENSIONS, Spaces, describe
+from headrace.envs.spaces import MAX_DIMENSIONS, Spaces, describe
 from headrace.errors import ConfigError
 from headrace.unroll import unroll_schema
 from headrace.wire.payload import PAYLOAD_DTYPES
@@ -43,13 +43,13 @@ def check(text: str) -> None:
     assert Spaces.from_json(spaces.to_json()) == spaces
     assert spaces.difference(spaces) is None
     try:
-        schema = unroll_schema(2, spaces.observation, spaces.action.array, {}, {})
+        schema = unroll_schema(2, spaces.seen, spaces.actions.array, {}, {})
     except ValueError:  # it is too large
-        assert spaces.observation.nbytes > 1 << 20
+        assert sum(spec.nbytes for spec in spaces.seen.values()) > 1 << 20
         return
     if schema.payload_bytes < 1 << 20:
         schema.views(schema.allocate(1))
-        spaces.observation_zeros(1)
+        spaces.zeros(1)
 
 
 @given(descriptions)

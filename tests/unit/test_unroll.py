@@ -17,7 +17,7 @@ T, N = 4, 2
 FLAG, FLOAT, INDEX = ArraySpec("|b1", ()), ArraySpec("<f4", ()), ArraySpec("<i8", ())
 SCHEMA = unroll_schema(
     T,
-    ArraySpec("<f4", (3,)),
+    {"observation": ArraySpec("<f4", (3,))},
     INDEX,
     {"log_prob": FLOAT, "logits": ArraySpec("<f4", (2,))},
     {"h": ArraySpec("<f4", (5,))},

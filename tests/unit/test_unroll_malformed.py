@@ -10,16 +10,20 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
+from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.spaces import Spaces
+from headrace.malformed import malformed
 from headrace.telemetry.catalogue import LearnerMetrics
-from headrace.unroll import TAIL_ACTION, UnrollWriter, malformed, unroll_schema
+from headrace.unroll import TAIL_ACTION, UnrollWriter, unroll_schema
 from headrace.wire import sockets
 from headrace.wire.messages import FROM_LEARNER, UNROLLS, Batch, decode, encode
 from headrace.wire.payload import ArraySpec, Buffer, PayloadSchema
 from headrace_learner.loader import Loader, Source
 
 SLOTS, TICKS, ACTIONS = 3, 4, 2
+SPACES = Spaces(ArraySpec("<f4", (2,)), DiscreteSpec(ACTIONS, 0))
 SCHEMA = unroll_schema(
-    TICKS, ArraySpec("<f4", (2,)), ArraySpec("<i8", ()), {"log_prob": ArraySpec("<f4", ())}, {"h": ArraySpec("<f4", ())}
+    TICKS, SPACES.seen, ArraySpec("<i8", ()), {"log_prob": ArraySpec("<f4", ())}, {"h": ArraySpec("<f4", ())}
 )
 Views = dict[str, np.ndarray[Any, Any]]
 
@@ -30,10 +34,10 @@ def rows() -> tuple[Buffer, np.ndarray[Any, Any]]:
     writer.begin({"h": np.ones(SLOTS)}, np.ones(SLOTS, np.int64), np.ones(SLOTS, np.float32))
     on, off = np.ones(SLOTS, np.bool_), np.zeros(SLOTS, np.bool_)
     for tick in range(TICKS):
-        writer.observe(np.full((SLOTS, 2), np.nan), on if tick == 3 else off)
+        writer.observe({"observation": np.full((SLOTS, 2), np.nan)}, on if tick == 3 else off)
         writer.act(np.full(SLOTS, tick % 2), {"log_prob": np.ones(SLOTS)}, off if tick == 2 else on, 1 << 60)
         writer.consequence(np.ones(SLOTS, np.float32), on if tick == 1 else off, off)
-    return writer.finish(np.zeros((SLOTS, 2)), off)
+    return writer.finish({"observation": np.zeros((SLOTS, 2))}, off)
 
 
 def flag(name: str, value: int) -> Callable[[Views], None]:
@@ -73,14 +77,14 @@ CHANGES = {
 def test_what_the_writer_writes_is_none() -> None:
     made, new_ticks = rows()
     assert new_ticks.tolist() == [3] * SLOTS
-    assert not malformed(SCHEMA.views(made), new_ticks, ACTIONS).any()
+    assert not malformed(SCHEMA.views(made), new_ticks, SPACES).any()
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_what_breaks_the_contract_is_found_in_its_row(change: Callable[[Views], None]) -> None:
     made, new_ticks = rows()
     change(SCHEMA.views(made))
-    assert malformed(SCHEMA.views(made), new_ticks, ACTIONS).tolist() == [False, True, False]
+    assert malformed(SCHEMA.views(made), new_ticks, SPACES).tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("value", [-1, ACTIONS, 2**62])
@@ -88,12 +92,12 @@ def test_so_is_an_action_before_the_tail_of_folded_ticks_that_does_not_exist(val
     schema = PayloadSchema(SCHEMA.fields | {TAIL_ACTION: ArraySpec("<i8", ())})
     views = schema.views(schema.allocate(SLOTS))
     views[TAIL_ACTION][1] = value
-    assert malformed(views, np.zeros(SLOTS, np.int64), ACTIONS).tolist() == [False, True, False]
+    assert malformed(views, np.zeros(SLOTS, np.int64), SPACES).tolist() == [False, True, False]
 
 
 def test_more_new_ticks_than_valid_ones_are_found() -> None:
     made, _ = rows()
-    assert malformed(SCHEMA.views(made), np.array([3, 4, 0]), ACTIONS).tolist() == [False, True, False]
+    assert malformed(SCHEMA.views(made), np.array([3, 4, 0]), SPACES).tolist() == [False, True, False]
 
 
 def test_the_loader_blanks_them_and_the_rest_of_the_batch_is_trained_on() -> None:
@@ -104,7 +108,7 @@ def test_the_loader_blanks_them_and_the_rest_of_the_batch_is_trained_on() -> Non
         source,
         SCHEMA,
         LearnerMetrics(CollectorRegistry()),
-        lambda views, new_ticks: malformed(views, new_ticks, ACTIONS),
+        lambda views, new_ticks: malformed(views, new_ticks, SPACES),
     )
     try:
         assert loader.next(0.0) is None

@@ -14,7 +14,10 @@ from torch import Tensor
 
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
+from headrace.agents.distributions import sample
 from headrace.agents.vtrace import VTraceConfig, vtrace_targets
+from headrace.envs.actions import ActionLayout
+from headrace.envs.leaves import DiscreteSpec
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 
 GOLDEN = Path(__file__).parent / "golden" / "vtrace.npz"
@@ -187,7 +190,7 @@ def loss_and_gradients(
     network: Network, batch: UnrollBatch, config: VTraceConfig | None = None
 ) -> tuple[float, list[Tensor]]:
     network.zero_grad()
-    result = vtrace.loss(network, batch, config or VTraceConfig(), 0.01)
+    result = vtrace.loss(network, batch, ActionLayout(DiscreteSpec(3, 0)), config or VTraceConfig(), 0.01)
     result.total.backward()
     return result.total.item(), [parameter.grad.clone() for parameter in network.parameters()]
 
@@ -271,12 +274,12 @@ def test_rewards_are_clipped_on_the_learner_only_where_the_config_says_so(networ
 
 def test_actions_follow_the_softmax_and_the_recorded_log_prob_is_that_of_the_action() -> None:
     logits = np.tile(np.array([[0.0, 1.0, -1.0, 500.0 - 499]], np.float32), (40_000, 1))
-    action, behaviour = vtrace.act(logits, np.random.default_rng(0))
+    action, log_prob = sample(ActionLayout(DiscreteSpec(4, 0)), logits, None, np.random.default_rng(0))
     policy = torch.log_softmax(torch.from_numpy(logits), -1)
     shares = np.bincount(action, minlength=4) / len(action)
     np.testing.assert_allclose(shares, policy[0].exp().numpy(), atol=0.01)
     expected = policy.gather(1, torch.from_numpy(action)[:, None])[:, 0]
-    np.testing.assert_allclose(behaviour["log_prob"], expected, atol=1e-6)
+    np.testing.assert_allclose(log_prob, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("drawn", [0.0, 1 - 2.0**-24])
@@ -286,6 +289,6 @@ def test_an_action_of_probability_zero_is_never_taken(drawn: float) -> None:
             return np.full(shape, drawn, dtype)
 
     logits = np.array([[-inf, 0.0, -inf], [-1e4, 3.0, -1e4]], np.float32)
-    action, behaviour = vtrace.act(logits, Drawn())  # type: ignore[arg-type]
+    action, log_prob = sample(ActionLayout(DiscreteSpec(3, 0)), logits, None, Drawn())  # type: ignore[arg-type]
     assert action.tolist() == [1, 1]
-    assert behaviour["log_prob"].tolist() == [0.0, 0.0]
+    assert log_prob.tolist() == [0.0, 0.0]

@@ -11,6 +11,8 @@ from torch import Tensor
 from headrace.agents import vtrace
 from headrace.agents.batch import UnrollBatch
 from headrace.agents.vtrace import VTraceConfig, vtrace_targets
+from headrace.envs.actions import ActionLayout
+from headrace.envs.leaves import DiscreteSpec
 from headrace.models.network import Network, NetworkInput, NetworkOutput, State
 
 
@@ -63,7 +65,7 @@ def loss_and_gradients(log_mu: float, *, valid: bool) -> list[Tensor]:
         previous_reward=torch.zeros(1),
         weights=torch.ones(1),
     )
-    loss = vtrace.loss(network, batch, VTraceConfig(), 0.01).total
+    loss = vtrace.loss(network, batch, ActionLayout(DiscreteSpec(2, 0)), VTraceConfig(), 0.01).total
     loss.backward()
     gradients = [parameter.grad for parameter in network.parameters()]
     assert all(gradient is not None for gradient in gradients)

@@ -169,8 +169,8 @@ def test_a_schema_has_this_text_hash_size_and_these_offsets(name: str) -> None:
 def test_an_unroll_has_these_fields_in_this_order() -> None:
     behaviour = {"log_prob": ArraySpec("<f4", ()), "logits": ArraySpec("<f4", (2,))}
     action = ArraySpec("<i8", ())
-    cartpole = unroll_schema(16, ArraySpec("<f4", (4,)), action, behaviour, {})
-    small = unroll_schema(4, ArraySpec("<f4", (2,)), action, behaviour, {"h": ArraySpec("<f4", (2,))})
+    cartpole = unroll_schema(16, {"observation": ArraySpec("<f4", (4,))}, action, behaviour, {})
+    small = unroll_schema(4, {"observation": ArraySpec("<f4", (2,))}, action, behaviour, {"h": ArraySpec("<f4", (2,))})
     assert (cartpole.hash.hex(), small.hash.hex()) == (PAYLOAD["cartpole"]["hash"], PAYLOAD["small"]["hash"])
 
 

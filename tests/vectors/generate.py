@@ -60,10 +60,14 @@ Document = dict[str, Any]
 
 # -- payload -----------------------------------------------------------------------------------------------------------
 
-CARTPOLE = unroll_schema(16, ArraySpec("<f4", (4,)), DiscreteSpec(2, 0).array, behaviour_spec(2), {})
+CARTPOLE = unroll_schema(16, {"observation": ArraySpec("<f4", (4,))}, DiscreteSpec(2, 0).array, behaviour_spec(2), {})
 # Four ticks of an environment with two numbers to see and two actions, by a network with a state of two numbers.
 SMALL = unroll_schema(
-    4, ArraySpec("<f4", (2,)), DiscreteSpec(2, 0).array, behaviour_spec(2), {"h": ArraySpec("<f4", (2,))}
+    4,
+    {"observation": ArraySpec("<f4", (2,))},
+    DiscreteSpec(2, 0).array,
+    behaviour_spec(2),
+    {"h": ArraySpec("<f4", (2,))},
 )
 LOG_HALF = -0.6931471824645996  # the float32 nearest to log(0.5)
 
