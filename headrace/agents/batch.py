@@ -46,6 +46,11 @@ class UnrollBatch:
     tail_action: Tensor | None = None  # [B, ...], the action right before the tail
     tail_reward: Tensor | None = None  # [B] float32
 
+    @property
+    def acting_mask(self) -> Tensor | None:
+        """`action_mask` at the ticks, without the tail: [T, B, flags]."""
+        return None if self.action_mask is None else self.action_mask[:-1]
+
     def leaves(self) -> dict[str, Tensor]:
         """The leaves of the observations by their paths; the path of a single one is empty."""
         return {"": self.observation} if isinstance(self.observation, torch.Tensor) else dict(self.observation)

@@ -178,8 +178,7 @@ class Targets:
 
 def targets(output: NetworkOutput, batch: UnrollBatch, actions: ActionLayout, config: VTraceConfig) -> Targets:
     """V-trace targets of a batch under the learner's own policy and values (`evaluate`'s output, [T+1, B])."""
-    mask = None if output.action_mask is None else output.action_mask[:-1]
-    log_prob, entropy = log_prob_and_entropy(actions, output.logits[:-1], batch.action, mask)
+    log_prob, entropy = log_prob_and_entropy(actions, output.logits[:-1], batch.action, batch.acting_mask)
     values = output.value[:-1]
     log_ratios = log_prob.detach() - batch.behaviour["log_prob"]
     vs, pg_advantages = vtrace_targets(

@@ -15,7 +15,14 @@ import numpy.typing as npt
 
 from headrace.envs.leaves import ActionLeaf, BoxSpec, Tree
 
+MASK = "action_mask"  # in the `info` of environments
 Mask = npt.NDArray[np.bool_]
+
+
+def gives_mask(env: Any) -> bool:
+    """Whether an environment's `info` has action masks, as it has or has not after the reset that is made here."""
+    info = env.reset()[1]
+    return isinstance(info, dict) and MASK in info
 
 
 def flat_mask(given: Any, tree: Tree[ActionLeaf], path: str = "action") -> Mask:

@@ -8,8 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.masks import flat_mask
-from headrace.envs.single import MASK
+from headrace.envs.masks import MASK, flat_mask
 from headrace.envs.spaces import describe
 from headrace.envs.transition import Transition
 from headrace.errors import MisbehavedError
@@ -22,16 +21,14 @@ Array = npt.NDArray[Any]
 class NativeSlots:
     """A Gymnasium vector environment in NEXT_STEP mode; one seed, the first, is for all of its environments.
 
-    Masks are looked for in the `info` of a reset, which is made for it: batched as the observations are.
+    Masks in its `info` are batched as the observations are.
     """
 
-    def __init__(self, env: Any, name: str) -> None:
+    def __init__(self, env: Any, name: str, *, masked: bool) -> None:
         self.num_slots: int = env.num_envs
-        masked = MASK in env.reset()[1]
         self.spaces = describe(env.single_observation_space, env.single_action_space, masked=masked)
         self._env = env
         self._name = name
-        self._ended = np.zeros(self.num_slots, np.bool_)
 
     def reset(self, seeds: Sequence[int]) -> Seen:
         observation, info = self._env.reset(seed=seeds[0])

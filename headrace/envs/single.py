@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.masks import flat_mask
+from headrace.envs.masks import MASK, flat_mask, gives_mask
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
 from headrace.unroll import ACTION_MASK, observation_field
@@ -20,7 +20,6 @@ Array = npt.NDArray[Any]
 One = dict[str, Array]  # what is seen of one environment, by payload field; views that the next step may overwrite
 StepResult = tuple[One, float, bool, bool, dict[str, Any]]
 
-MASK = "action_mask"  # in the `info` of environments
 _WIDER = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}  # kinds of numbers that may stand for one; Python's are signed
 
 
@@ -29,15 +28,15 @@ class SingleEnv(gymnasium.Env[One, Any]):
     floats, with the action mask among them.
 
     Its actions are those of `Spaces.actions`. MisbehavedError says what the environment did that its spaces do not
-    allow. masked: None: whether the `info` of a reset, which is made for it, holds an action mask.
+    allow. masked: whether its `info` has action masks; None: as after a reset, which is made for it.
     """
 
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, *, masked: bool | None = None) -> None:
         self.env = env
         self.metadata = env.metadata
-        if masked is None:
-            masked = MASK in env.reset()[1]
-        self.spaces = describe(env.observation_space, env.action_space, masked=masked)
+        self.spaces = describe(env.observation_space, env.action_space)  # refuses what cannot be, before any episode
+        if gives_mask(env) if masked is None else masked:
+            self.spaces = describe(env.observation_space, env.action_space, masked=True)
         self._name = name
         self._seen = {field: np.zeros(spec.shape, spec.dtype) for field, spec in self.spaces.seen.items()}
         self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Dict(
@@ -53,7 +52,7 @@ class SingleEnv(gymnasium.Env[One, Any]):
         """action: [*Spaces.actions.array.shape], as it travels."""
         result = self.env.step(self.spaces.actions.to_environment(np.asarray(action)))
         observation, reward, terminated, truncated, info = result
-        if not math.isfinite(reward):
+        if not math.isfinite(np.float32(reward)):
             self._refuse(f"gave the reward {reward}; expected a finite number")
         ended = bool(terminated or truncated)
         return self._see(observation, info, ended=ended), float(reward), bool(terminated), bool(truncated), info

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from headrace.atari_settings import is_atari
 from headrace.config import EnvConfig
 from headrace.envs.atari import AtariSlots, make_atari, refuse_second_skip
+from headrace.envs.masks import gives_mask
 from headrace.envs.spaces import Spaces
 from headrace.envs.transition import Transition
 from headrace.errors import ComponentLost, ConfigError
@@ -59,29 +60,30 @@ def make_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
             + "; use sync, async or auto"
         )
     if native is not None and mode in ("auto", "native"):
-        return _native_slots(_made(config, native), config.id)
-    first = _made(config, partial(make_env, config, tuple(imports)))  # what is wrong shows here, and not in a worker
-    make = partial(make_env, config, tuple(imports), masked=first.spaces.masked)
+        one = _native(config.model_copy(update={"num_envs": 1}))
+        assert one is not None
+        probe = _made(config, one)
+        masked = gives_mask(probe)
+        probe.close()
+        return _native_slots(_made(config, native), config.id, masked)
+    probe = _made(config, partial(make_single, config, tuple(imports)))  # what is wrong shows here, and not in a worker
+    spaces = probe.spaces
+    probe.close()
+    make = partial(make_single, config, tuple(imports), masked=spaces.masked)
     if mode == "none":
-        return PlainSlots([first, *(_made(config, make) for _ in range(config.num_envs - 1))])
-    first.close()
+        return PlainSlots([_made(config, make) for _ in range(config.num_envs)])
     makers = [make] * config.num_envs
     next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
     if mode == "async":
         vector: Any = gymnasium.vector.AsyncVectorEnv(makers, context="spawn", autoreset_mode=next_step)
     else:
         vector = gymnasium.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=next_step)
-    return VectorSlots(vector, first.spaces, config.id)
+    return VectorSlots(vector, spaces, config.id)
 
 
-def make_env(config: EnvConfig, imports: Sequence[str], *, masked: bool | None = None) -> SingleEnv:
-    """One environment with its wrappers; also what async workers run, in their own process.
-
-    masked: whether it gives action masks; None: as its `info` says, after a reset.
-    """
+def make_env(config: EnvConfig, imports: Sequence[str]) -> Any:
+    """One Gymnasium environment with its wrappers."""
     import gymnasium
-
-    from headrace.envs.single import SingleEnv
 
     import_modules(imports)
     factory = _factory(config.id)
@@ -90,7 +92,17 @@ def make_env(config: EnvConfig, imports: Sequence[str], *, masked: bool | None =
     for index, wrapper in enumerate(config.wrappers):
         env = load(wrapper.class_, f"env.wrappers[{index}]")(env, **wrapper.kwargs)
     refuse_second_skip(env, config.id)
-    return SingleEnv(env, config.id, masked=masked)
+    return env
+
+
+def make_single(config: EnvConfig, imports: Sequence[str], *, masked: bool | None = None) -> SingleEnv:
+    """The same as Headrace steps it; also what async workers run, in their own process.
+
+    masked: whether it gives action masks; None: as its `info` says, after a reset.
+    """
+    from headrace.envs.single import SingleEnv
+
+    return SingleEnv(make_env(config, imports), config.id, masked=masked)
 
 
 def _factory(env_id: str) -> Callable[..., Any] | None:
@@ -135,7 +147,7 @@ def _made(config: EnvConfig, make: Callable[[], Any]) -> Any:
         raise ConfigError(f"env.id: {config.id!r} cannot be made ({reason}){hint}") from error
 
 
-def _native_slots(env: Any, name: str) -> Slots:
+def _native_slots(env: Any, name: str, masked: bool) -> Slots:
     import gymnasium
 
     from headrace.envs.native import NativeSlots
@@ -147,7 +159,7 @@ def _native_slots(env: Any, name: str) -> Slots:
             f"env.vectorization: the vector environment of {name} resets by mode {mode!r}; NEXT_STEP is required. "
             "Use vectorization sync or none"
         )
-    return NativeSlots(env, name)
+    return NativeSlots(env, name, masked=masked)
 
 
 class VectorSlots:

@@ -61,6 +61,10 @@ def said(logits: Array) -> PolicyOutput:
     return PolicyOutput(logits, np.zeros(len(logits), np.float32))
 
 
+def likeliest(output: PolicyOutput) -> Array:
+    return most_likely(ActionLayout(DiscreteSpec(3, 0)), output.logits, None)
+
+
 class Likes:
     """Always prefers one action, and notes what it saw. Its state counts the ticks of a slot; nobody resets it."""
 
@@ -82,7 +86,7 @@ class Likes:
 
 
 def played(slots: Slots, seeds: Sequence[int], episodes: int, **options: Any) -> list[Episode]:
-    found = play(slots, cast(Policy, Likes(1)), seeds, episodes, **options)
+    found = play(slots, cast(Policy, Likes(1)), seeds, episodes, **{"choose": likeliest} | options)
     assert found is not None
     return found
 
@@ -113,7 +117,7 @@ def test_returns_are_the_raw_rewards_of_valid_ticks_of_greedy_actions() -> None:
 
 def test_the_policy_sees_the_stream_that_actors_show_it() -> None:
     policy, slots = Likes(2), UnevenSlots([2], pays=2)
-    assert play(slots, cast(Policy, policy), [7], 2) is not None
+    assert play(slots, cast(Policy, policy), [7], 2, choose=likeliest) is not None
     observations, firsts, actions, rewards = (np.concatenate(column) for column in zip(*policy.seen, strict=True))
     assert observations.dtype == np.float32
     assert observations[:, 0].tolist() == [0, 1, 2, 0, 1]  # 2 is the end of the first episode, an invalid tick
@@ -128,7 +132,8 @@ def test_it_stops_when_it_is_told_and_counts_valid_ticks() -> None:
     asked = iter([False] * 6 + [True])
     ticks: list[int] = []
     policy = cast(Policy, Likes(1))
-    assert play(UnevenSlots([2, 9]), policy, [1, 2], 100, stopping=lambda: next(asked), stepped=ticks.append) is None
+    options = {"choose": likeliest, "stopping": lambda: next(asked), "stepped": ticks.append}
+    assert play(UnevenSlots([2, 9]), policy, [1, 2], 100, **options) is None
     assert ticks == [2, 2, 1, 2, 2, 1]
 
 

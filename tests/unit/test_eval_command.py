@@ -275,13 +275,13 @@ def test_the_environment_is_closed_even_if_it_does_not_fit(tmp_path: Path, monke
     monkeypatch.setattr(CountingEnv, "close", lambda self: closed.append(self))
     policy = load_policy(counting(tmp_path, vectorization="none"))
     evaluate(policy, 3)
-    assert len(closed) == 3
+    assert len(closed) == 4  # one of them was only looked at
     other = policy.config.model_copy(
         update={"env": EnvConfig(id="environments:CountingEnv", kwargs={"actions": 3}, vectorization="none")}
     )
     with pytest.raises(ConfigError, match="does not fit"):
         evaluate(policy, 3, config=other)
-    assert len(closed) == 6
+    assert len(closed) == 8
 
 
 def test_help_lists_it_and_explains_it_without_heavy_imports() -> None:

@@ -43,7 +43,7 @@ class Memory(Network):
 
 
 class NoNetwork(torch.nn.Module):
-    def __init__(self, **_: Any) -> None:
+    def __init__(self, *_: Any) -> None:
         super().__init__()
 
 

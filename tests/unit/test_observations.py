@@ -19,7 +19,7 @@ from headrace.config import EnvConfig, ModelConfig
 from headrace.envs.actions import ActionLayout
 from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.slots import Slots, make_slots
-from headrace.errors import ConfigError
+from headrace.errors import MisbehavedError
 from headrace.models.build import build_network, state_spec
 from headrace.models.network import Network
 from headrace.models.parameters import encode_parameters, parameters_of
@@ -102,7 +102,7 @@ def showing(shown: str) -> Slots:
 
 @pytest.mark.parametrize("shown", STRANGE)
 def test_an_observation_that_is_not_of_its_space_is_refused_by_name(shown: str) -> None:
-    with pytest.raises(ConfigError, match=r"faulty_environments:ShowingEnv observed .* space says float32 \(4,\)"):
+    with pytest.raises(MisbehavedError, match=r"faulty_environments:ShowingEnv observed .* space says float32 \(4,\)"):
         showing(shown).reset([0])
 
 

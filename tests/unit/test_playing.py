@@ -333,7 +333,7 @@ def damage(checkpoint: Path, how: str) -> None:
         ("torn", "damaged"),
         ("no config", "KeyError: 'config'"),
         ("an unknown key", "learner.speed"),
-        ("spaces of another kind", "not a description of spaces"),
+        ("spaces of another kind", "not a space"),
         ("spaces that are no text", "not a description of spaces"),
         ("another network", r"\(8, 3\) for torso.0.weight; expected \(9, 3\)"),
         ("a deeper network", "torso.2.weight"),

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from typing import Any
 
-import counting_environment
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -28,7 +25,7 @@ from headrace.models.numpy_mlp import NumpyMLP
 from headrace.models.parameters import ParameterEncoder
 from headrace.models.policy import Policy, PolicyOutput
 from headrace.models.torch_policy import TorchPolicy
-from headrace.unroll import REWARD, pack_version
+from headrace.unroll import pack_version
 from headrace.wire.items import Item
 from headrace_actor.collector import Collector, Identity, Weights
 
@@ -234,7 +231,7 @@ def test_rewards_are_clipped_and_scaled_before_they_are_summed() -> None:
 
 def test_a_network_with_memory_is_refused_by_apex() -> None:
     with pytest.raises(ConfigError, match=r"agent.name: apex has no place for a network's memory"):
-        ApeX(ApeXConfig(), SPACES, state_spec(CountingNetwork(SPACES.observation, 2)))
+        ApeX(ApeXConfig(), SPACES, state_spec(CountingNetwork(SPACES)))
 
 
 # -- exploration -------------------------------------------------------------------------------------------------------
@@ -257,24 +254,6 @@ def test_every_slot_explores_as_often_as_its_place_on_the_ladder_says(played: An
     assert behaviour["q_max"].tolist() == pytest.approx([7 + 3 - 4 / 3] * 5)
     expected = ladder_epsilon(indices) * 2 / 3  # a random action is the best one in a third of all cases
     np.testing.assert_allclose(explored / 20_000, expected, atol=4 * np.sqrt(expected / 20_000).max())
-
-
-@pytest.mark.parametrize("play", [sequences, flat])
-def test_an_item_with_a_reward_that_is_not_finite_gets_priority_0_and_the_others_keep_theirs(
-    play: Callable[[], Played], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        counting_environment,
-        "reward_of",
-        lambda episode, step, action: math.nan if episode == 3 and step == 1 else reward_of(episode, step, action),
-    )
-    played = play()
-    poisoned = np.isnan(played.views()[REWARD].reshape(len(played.items), -1)[:, -7:]).any(axis=1)  # after the burn-in
-    priorities = np.array([item.priority for item in played.items])
-    assert 0 < poisoned.sum() < len(poisoned) / 2
-    assert np.isfinite(priorities).all()
-    assert not priorities[poisoned].any()
-    assert (priorities > 0).sum() > len(priorities) / 2
 
 
 @pytest.mark.parametrize(("lease", "expected"), [(0, [0, 1, 2]), (4, [12, 13, 14])])

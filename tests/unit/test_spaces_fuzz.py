@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.envs.spaces import MAX_DIMENSIONS, Spaces, describe
+from headrace.envs.spaces import MAX_DIMENSIONS, MAX_LOGITS, Spaces, describe
 from headrace.errors import ConfigError
 from headrace.unroll import unroll_schema
 from headrace.wire.payload import PAYLOAD_DTYPES
@@ -77,7 +77,7 @@ def test_an_environment_with_more_dimensions_than_can_be_sent_is_refused_by_name
     shape = (1,) * (MAX_DIMENSIONS + 1)
     with pytest.raises(ConfigError, match=f"observation: {len(shape)} dimensions"):
         describe(gymnasium.spaces.Box(0, 1, shape, np.float32), gymnasium.spaces.Discrete(2))
-    assert describe(gymnasium.spaces.Box(0, 1, shape[1:], np.float32), gymnasium.spaces.Discrete(MAX_ACTIONS))
+    assert describe(gymnasium.spaces.Box(0, 1, shape[1:], np.float32), gymnasium.spaces.Discrete(MAX_LOGITS))
 
 
 def test_a_size_of_zero_hides_no_other() -> None:

@@ -119,7 +119,7 @@ def test_the_policy_sees_what_the_learner_will_see_even_if_the_environment_reuse
     writer = UnrollWriter(SCHEMA, N)
     writer.begin(*BEFORE)
     observation = np.full((N, 3), 1 / 3)  # float64, not representable in float32
-    seen = writer.observe({"observation": observation}, np.ones(N, np.bool_))
+    seen = writer.observe({"observation": observation}, np.ones(N, np.bool_))["observation"]
     observation[:] = 9
     assert seen.dtype == np.float32
     np.testing.assert_array_equal(seen, np.full((N, 3), np.float32(1 / 3)))
