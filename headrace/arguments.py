@@ -140,6 +140,7 @@ class Arguments:
         self._environ = environ
         self._defaults: dict[str, str | None] = {}
         self._switches: set[str] = set()
+        self._implied: dict[str, str] = {}
         self._origins: dict[str, str] = {}
         self._found: argparse.Namespace = argparse.Namespace()
 
@@ -149,10 +150,20 @@ class Arguments:
         self._parser.add_argument(name, nargs="?", metavar=metavar, help=text.replace("%", "%%"))
         self._declare(name, metavar, None)
 
-    def option(self, name: str, help_text: str, *, metavar: str, default: str | None = None) -> None:
-        """A flag with a value: `run-dir` is `--run-dir` and `HEADRACE_RUN_DIR`."""
-        text = help_text + (f" (default {default})" if default is not None else "") + f" [{_variable(name)}]"
-        self._parser.add_argument(f"--{name}", metavar=metavar, help=text.replace("%", "%%"))
+    def option(
+        self, name: str, help_text: str, *, metavar: str, default: str | None = None, implied: str | None = None
+    ) -> None:
+        """A flag with a value: `run-dir` is `--run-dir` and `HEADRACE_RUN_DIR`.
+
+        implied: its value where it is given without one; then only a whole number after it is taken for its value.
+        """
+        told = [f"default {default}"] if default is not None else []
+        told += [f"{implied} without {metavar}"] if implied is not None else []
+        text = help_text + (f" ({', '.join(told)})" if told else "") + f" [{_variable(name)}]"
+        nargs = None if implied is None else "?"
+        self._parser.add_argument(f"--{name}", metavar=metavar, nargs=nargs, help=text.replace("%", "%%"))
+        if implied is not None:
+            self._implied[f"--{name}"] = implied
         self._declare(name, f"--{name}", default)
 
     def switch(self, name: str, help_text: str, *, hidden: bool = False) -> None:
@@ -165,7 +176,11 @@ class Arguments:
 
     def parse(self, argv: Sequence[str], known: Iterable[str] = ()) -> None:
         """Read `argv`; `known` are the configuration's keys, for the hint when a flag is misspelt."""
-        self._found, rest = self._parser.parse_known_args(list(argv))
+        words = list(argv)
+        for index, word in enumerate(words):
+            if word in self._implied and not "".join(words[index + 1 : index + 2]).isdecimal():
+                words[index] = f"{word}={self._implied[word]}"  # what follows is a positional, not its value
+        self._found, rest = self._parser.parse_known_args(words)
         if rest:
             first = rest[0].partition("=")[0]
             declared = [origin for origin in self._origins.values() if origin.startswith("--")]

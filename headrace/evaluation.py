@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -19,6 +20,7 @@ from headrace.episodes import Choose, Episode, play
 from headrace.errors import ConfigError
 from headrace.playing import LoadedPolicy, load_policy
 from headrace.service_args import EvalArgs
+from headrace.video import make_filmed_slots, video_paths
 
 _NO_ACTOR = 2**31  # in the place of a lease: seeds that nothing of a run has
 
@@ -27,9 +29,14 @@ def evaluate_command(args: EvalArgs) -> int:
     """Plays and prints; returns the exit code. Raises `ConfigError`."""
     policy = load_policy(args.checkpoint)
     config = overridden(policy.config, args.overrides, args.environ)
+    films = video_paths(
+        policy.checkpoint, policy.updates, args.video, seed=args.seed, greedy=args.greedy, folder=args.video_dir
+    )
+    if films:
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws pictures without a display, and tells nothing
     # What an environment's package prints is not to get into the JSON.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        played = evaluate(policy, args.episodes, config=config, greedy=args.greedy, seed=args.seed)
+        played = evaluate(policy, args.episodes, config=config, greedy=args.greedy, seed=args.seed, films=films)
     returns, lengths = [episode.return_ for episode in played], [episode.length for episode in played]
     facts = {
         "checkpoint": str(policy.checkpoint),
@@ -42,23 +49,31 @@ def evaluate_command(args: EvalArgs) -> int:
         **_statistics("length", lengths),
         "returns": returns,
         "lengths": lengths,
+        "videos": [str(path) for path in films],
     }
     sys.stdout.write(json.dumps(facts, indent=1) + "\n" if args.json else _table(facts))
     return 0
 
 
 def evaluate(
-    policy: LoadedPolicy, episodes: int, *, config: RunConfig | None = None, greedy: bool = True, seed: int = 0
+    policy: LoadedPolicy,
+    episodes: int,
+    *,
+    config: RunConfig | None = None,
+    greedy: bool = True,
+    seed: int = 0,
+    films: Sequence[Path] = (),
 ) -> list[Episode]:
     """Plays whole episodes in `config.env` (without a config the run's own), `env.num_envs` side by side at most.
 
     Every slot contributes as many as the others, or one more: see `headrace.episodes.play`. The same seed gives the
     same episodes with the same number of slots, as far as the environment does; the run has trained on none of them.
-    Raises `ConfigError` if the environment cannot be made, or has other spaces than the policy.
+    films: MP4 files that the first of the returned episodes are filmed to (`headrace[video]`).
+    Raises `ConfigError` if the environment cannot be made or filmed, or has other spaces than the policy.
     """
     config = config or policy.config
     env = config.env.model_copy(update={"num_envs": min(config.env.num_envs, episodes)})
-    slots = make_slots(env, config.imports)
+    slots = make_filmed_slots(env, config.imports, episodes, films) if films else make_slots(env, config.imports)
     try:
         if difference := policy.spaces.difference(slots.spaces):
             raise ConfigError(f"the environment does not fit the policy: {difference}")
@@ -106,5 +121,11 @@ def _table(facts: Mapping[str, Any]) -> str:
         f"{facts['env']}: {facts['episodes']} episodes, {how}, seed {facts['seed']}",
         "          " + "".join(f"{column:>12}" for column in columns),
         *(f"  {row:<8}" + "".join(f"{facts[f'{c}_{row}']:>12,.1f}" for c in columns) for row in ("return", "length")),
+        *(
+            f"  video of episode {index + 1} (return {return_:,.1f}, length {length:,}): {path}"
+            for index, (path, return_, length) in enumerate(
+                zip(facts["videos"], facts["returns"], facts["lengths"], strict=False)
+            )
+        ),
     ]
     return "\n".join(lines) + "\n"

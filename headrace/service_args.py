@@ -216,6 +216,10 @@ class EvalArgs:
     seed: int
     json: bool
     """Whether the figures are printed as JSON."""
+    video: int
+    """How many of the episodes are filmed, the first ones."""
+    video_dir: Path | None
+    """Where the films go; None: `videos/` in the run's folder."""
     overrides: list[tuple[str, str]]
     """Flags that change the run's environment: dotted key and text."""
     environ: dict[str, str]
@@ -235,6 +239,9 @@ def parse_eval(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
     args.switch("sampled", "explore, as in training")
     args.option("seed", "seed of the environments and of --sampled", metavar="N", default="0")
     args.switch("json", "print the figures as JSON, with every episode's return and length")
+    filmed = "film the first N episodes; an environment without a renderer is refused"
+    args.option("video", filmed, metavar="N", implied="1")
+    args.option("video-dir", "folder of the films; without it videos/ in the run's folder", metavar="DIR")
     names = [name for name in _config_names() if _of_environment(name)]
     args.parse([*others, *(f"--{key}={text}" for key, text in given if key == "seed")], names)
     for key, _ in overrides:
@@ -244,12 +251,18 @@ def parse_eval(argv: Sequence[str], environ: Mapping[str, str] = os.environ) -> 
             raise ConfigError(f"--{key}: headrace eval takes no settings but --env.KEY and --imports{hint}")
     if args.on("greedy") and args.on("sampled"):
         raise ConfigError("--greedy and --sampled contradict each other; give one of them")
+    episodes = args.need("episodes").whole(1, _MAX_WHOLE)
+    video, video_dir = args.get("video"), args.get("video-dir")
+    if video_dir is not None and video is None:
+        raise video_dir.refuse("--video beside it; nothing is filmed without")
     return EvalArgs(
         checkpoint=Path(args.need("checkpoint").text),
-        episodes=args.need("episodes").whole(1, _MAX_WHOLE),
+        episodes=episodes,
         greedy=not args.on("sampled"),
         seed=args.need("seed").whole(0, _MAX_WHOLE),
         json=args.on("json"),
+        video=0 if video is None else video.whole(1, episodes),
+        video_dir=None if video_dir is None else video_dir.folder(),
         overrides=overrides,
         environ={
             name: text

@@ -43,6 +43,19 @@ def make_atari(config: EnvConfig) -> Any:
         raise ConfigError(f"env.id: {' '.join(str(error).split())}") from error
 
 
+def screen_size(env_id: str) -> tuple[int, int]:
+    """Height and width of the game's screen in pixels, which are not the same in all games."""
+    import ale_py
+    import gymnasium
+
+    rom = ale_py.roms.get_rom_path(gymnasium.spec(env_id).kwargs["game"])
+    assert rom is not None  # the game was made before
+    emulator = ale_py.ALEInterface()
+    emulator.loadROM(rom)
+    height, width = emulator.getScreenDims()
+    return height, width
+
+
 class AtariSlots:
     """N games in NEXT_STEP mode; a step is one agent step, of `frameskip` emulator frames."""
 

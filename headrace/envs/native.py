@@ -27,6 +27,8 @@ class NativeSlots:
     def __init__(self, env: Any, name: str, *, masked: bool) -> None:
         self.num_slots: int = env.num_envs
         self.spaces = describe(env.single_observation_space, env.single_action_space, masked=masked)
+        self.metadata: Mapping[str, Any] = env.metadata
+        self.render_mode: str | None = env.render_mode
         self._env = env
         self._name = name
 
@@ -40,6 +42,10 @@ class NativeSlots:
         if not np.isfinite(reward).all():
             self._refuse(f"gave the rewards {reward}; expected finite numbers")
         return Transition(self._see(observation, info, terminated | truncated), reward, terminated, truncated)
+
+    def render(self, slots: Sequence[int]) -> list[Any]:
+        drawn = self._env.render()  # of all slots
+        return [drawn[slot] for slot in slots]
 
     def close(self) -> None:
         self._env.close()

@@ -34,6 +34,7 @@ class SingleEnv(gymnasium.Env[One, Any]):
     def __init__(self, env: gymnasium.Env[Any, Any], name: str, *, masked: bool | None = None) -> None:
         self.env = env
         self.metadata = env.metadata
+        self.render_mode = env.render_mode
         self.spaces = describe(env.observation_space, env.action_space)  # refuses what cannot be, before any episode
         if gives_mask(env) if masked is None else masked:
             self.spaces = describe(env.observation_space, env.action_space, masked=True)
@@ -56,6 +57,9 @@ class SingleEnv(gymnasium.Env[One, Any]):
             self._refuse(f"gave the reward {reward}; expected a finite number")
         ended = bool(terminated or truncated)
         return self._see(observation, info, ended=ended), float(reward), bool(terminated), bool(truncated), info
+
+    def render(self) -> Any:
+        return self.env.render()
 
     def close(self) -> None:
         self.env.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,15 +43,33 @@ class Slots(Protocol):
     def close(self) -> None: ...
 
 
+class RenderingSlots(Slots, Protocol):
+    """Slots of environments that may know how to draw themselves."""
+
+    metadata: Mapping[str, Any]
+    """What the environments say of themselves, by Gymnasium's names: `render_modes`, `render_fps`."""
+    render_mode: str | None
+    """How they were made to render; None: not at all."""
+
+    def render(self, slots: Sequence[int]) -> list[Any]:
+        """What the environment of each of these slots draws, as its `render` returns it."""
+
+
 def make_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
     """The environments of an actor, by the config. ConfigError names what is wrong with which setting."""
+    if is_atari(config.id):
+        import_modules(imports)
+        life_loss = bool(config.kwargs["life_loss_info"])
+        return AtariSlots(_made(config, partial(make_atari, config)), life_loss=life_loss)
+    return make_rendering_slots(config, imports)
+
+
+def make_rendering_slots(config: EnvConfig, imports: Sequence[str]) -> RenderingSlots:
+    """As `make_slots`, of any environment but ale-py's."""
     import gymnasium
 
     import_modules(imports)
     mode = config.vectorization
-    if is_atari(config.id):
-        life_loss = bool(config.kwargs["life_loss_info"])
-        return AtariSlots(_made(config, partial(make_atari, config)), life_loss=life_loss)
     native = _native(config)
     if mode == "native" and native is None:
         raise ConfigError(
@@ -147,7 +165,7 @@ def _made(config: EnvConfig, make: Callable[[], Any]) -> Any:
         raise ConfigError(f"env.id: {config.id!r} cannot be made ({reason}){hint}") from error
 
 
-def _native_slots(env: Any, name: str, masked: bool) -> Slots:
+def _native_slots(env: Any, name: str, masked: bool) -> RenderingSlots:
     import gymnasium
 
     from headrace.envs.native import NativeSlots
@@ -168,6 +186,8 @@ class VectorSlots:
     def __init__(self, env: Any, spaces: Spaces, name: str) -> None:
         self.num_slots: int = env.num_envs
         self.spaces = spaces
+        self.metadata: Mapping[str, Any] = env.metadata
+        self.render_mode: str | None = env.render_mode
         self._env = env
         self._name = name
 
@@ -181,6 +201,12 @@ class VectorSlots:
         except (EOFError, BrokenPipeError, ConnectionResetError) as error:  # of a worker's pipe
             raise ComponentLost(f"an environment process of {self._name} ended: {self._exit_codes()}") from error
         return Transition(seen, reward.astype(np.float32), terminated, truncated)
+
+    def render(self, slots: Sequence[int]) -> list[Any]:
+        if (envs := getattr(self._env, "envs", None)) is not None:  # in this process
+            return [envs[slot].render() for slot in slots]
+        drawn = self._env.render()  # of all slots, by the workers
+        return [drawn[slot] for slot in slots]
 
     def close(self) -> None:
         try:
@@ -204,6 +230,8 @@ class PlainSlots:
     def __init__(self, envs: list[SingleEnv]) -> None:
         self.num_slots = len(envs)
         self.spaces = envs[0].spaces
+        self.metadata: Mapping[str, Any] = envs[0].metadata
+        self.render_mode: str | None = envs[0].render_mode
         self._envs = envs
         self._seen = self.spaces.zeros(len(envs))
         self._ended = [False] * len(envs)
@@ -227,6 +255,9 @@ class PlainSlots:
             self._put(slot, one)
             self._ended[slot] = bool(terminated[slot] or truncated[slot])
         return Transition(self._seen, reward, terminated, truncated)
+
+    def render(self, slots: Sequence[int]) -> list[Any]:
+        return [self._envs[slot].render() for slot in slots]
 
     def close(self) -> None:
         for env in self._envs:
