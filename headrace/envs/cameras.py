@@ -63,6 +63,9 @@ def make_filmed(config: EnvConfig, imports: Sequence[str], count: int) -> tuple[
 def _rendering(config: EnvConfig, imports: Sequence[str]) -> RenderingSlots:
     if config.vectorization == "async":  # the same stream; workers would draw every slot, and send the pictures over
         config = config.model_copy(update={"vectorization": "sync"})
+    asked = config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": _MODE}})
+    if "render_mode" in config.kwargs:
+        config = asked
     probe = make_rendering_slots(config.model_copy(update={"num_envs": 1}), imports)
     probe.close()
     if probe.render_mode == _MODE:
@@ -73,7 +76,6 @@ def _rendering(config: EnvConfig, imports: Sequence[str]) -> RenderingSlots:
             f"--video: {config.id} has no renderer: metadata['render_modes'] is {list(modes)}, without {_MODE}; "
             "evaluate it without --video, or give the environment a render() that returns the picture"
         )
-    asked = config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": _MODE}})
     try:
         slots = make_rendering_slots(asked, imports)
     except ConfigError as error:

@@ -54,7 +54,7 @@ def test_the_page_runs_from_top_to_bottom() -> None:
 
 def test_its_commands_are_understood() -> None:
     lines = re.findall(r"^headrace eval (.*?)(?:\s+#.*)?$", PAGE, re.MULTILINE)
-    assert len(lines) == 3
+    assert len(lines) == 4
     for line in lines:
         words = re.findall(r"'([^']*)'|(\S+)", line)
         parse_eval([quoted or plain for quoted, plain in words], {})
