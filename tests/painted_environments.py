@@ -26,6 +26,8 @@ class Painted(gymnasium.Env[Any, int]):
         self.draws = draws
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if self.render_mode == "human":
+            raise RuntimeError("there is no display")
         super().reset(seed=seed)
         self.number, self.length = int(self.np_random.integers(10)), int(self.np_random.integers(2, 8))
         self.steps = 0

@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import weakref
+from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,11 +20,13 @@ from policies import save_run
 from headrace.cli import main
 from headrace.config import ModelConfig, RunConfig
 from headrace.envs.cameras import make_filmed
+from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.slots import make_slots
-from headrace.envs.spaces import DiscreteSpec, Spaces
+from headrace.envs.spaces import Spaces
+from headrace.envs.transition import Transition
 from headrace.errors import ConfigError, HeadraceError
 from headrace.service_args import parse_eval
-from headrace.video import VideoFile
+from headrace.video import FilmedSlots, VideoFile
 from headrace.wire.payload import ArraySpec
 
 PAINTED = "painted_environments"
@@ -138,6 +141,40 @@ def test_how_the_run_rendered_does_not_matter(capsys: pytest.CaptureFixture[str]
     assert len(read(facts["videos"][0]).frames) == facts["lengths"][0] + 1
 
 
+class Scripted:
+    """One slot, and its camera as well: where an episode terminates is given."""
+
+    num_slots, spaces, fps = 1, Spaces(ArraySpec("<f4", (3,)), DiscreteSpec(4, 0)), Fraction(30)
+
+    def __init__(self, terminated: list[bool]) -> None:
+        self.terminated = terminated
+
+    def reset(self, seeds: Sequence[int]) -> Any:
+        return {}
+
+    def step(self, actions: Any, transition: Transition | None = None) -> Transition:
+        if transition is not None:  # said to it as the camera
+            return transition
+        flags = np.array([self.terminated.pop(0)])
+        return Transition({}, np.zeros(1, np.float32), flags, np.zeros(1, np.bool_))
+
+    def look(self, slots: Sequence[int]) -> list[npt.NDArray[np.uint8]]:
+        return [np.zeros((320, 320, 3), np.uint8) for _ in slots]
+
+    def close(self) -> None:
+        return
+
+
+def test_a_step_that_only_resets_ends_no_film_whatever_its_flags_say(tmp_path: Path) -> None:
+    scripted = Scripted([False, True, True, False, False, True, False])
+    filmed = FilmedSlots(scripted, scripted, [[tmp_path / "1.mp4", tmp_path / "2.mp4"]])
+    filmed.reset([0])
+    while scripted.terminated:
+        filmed.step(np.zeros(1, np.int64))
+    filmed.close()
+    assert [len(read(tmp_path / name).frames) for name in files(tmp_path)] == [3, 4]
+
+
 # -- Atari -------------------------------------------------------------------------------------------------------------
 
 
@@ -151,18 +188,18 @@ def test_the_camera_sees_the_screens_of_the_games_that_are_played() -> None:
     colour = atari(grayscale=False, img_height=210, img_width=160)  # here the policy sees the screen itself
     slots, camera = make_filmed(colour.env, (), 2)
     random = np.random.default_rng(0)
-    observation = slots.reset([5, 2**40, 7])
+    seen = slots.reset([5, 2**40, 7])
     camera.reset([5, 2**40, 7])
     ends, screens = 0, set()
     for _ in range(90):
         for slot, picture in enumerate(camera.look([0, 1])):
-            assert np.array_equal(picture, observation[slot, -1])
+            assert np.array_equal(picture, seen["observation"][slot, -1])
             screens.add(picture.tobytes())
         actions = random.integers(4, size=3)
         transition = slots.step(actions)
-        observation = transition[0]
+        seen = transition.seen
         camera.step(actions, transition)
-        ends += int((transition[2] | transition[3])[:2].sum())
+        ends += int((transition.terminated | transition.truncated)[:2].sum())
     assert ends > 4
     assert len(screens) > 60
     camera.close()
@@ -191,9 +228,9 @@ def test_a_game_that_goes_another_way_is_not_passed_off_as_the_one_that_was_play
     slots.reset([1, 2, 3])
     camera.reset([1, 2, 3])
     actions = np.zeros(3, np.int64)
-    seen, reward, *rest = slots.step(actions)
+    transition = slots.step(actions)
     with pytest.raises(HeadraceError, match=r"ALE/Breakout-v5 went another way"):
-        camera.step(actions, (seen, reward + 1, *rest))  # type: ignore[arg-type]
+        camera.step(actions, transition._replace(reward=transition.reward + 1))
     camera.close()
     slots.close()
 
