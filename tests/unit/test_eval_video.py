@@ -122,11 +122,12 @@ def test_a_native_vector_environment_is_filmed_by_its_own_renderer(
     save_run(tmp_path, spaces=cartpole, env={"id": "CartPole-v1", "num_envs": 2, "kwargs": {"max_episode_steps": 30}})
     facts = evaluated(capsys, ".", "--episodes", "4", "--video", "3")
     assert facts | {"videos": []} == evaluated(capsys, ".", "--episodes", "4")
-    for path, length in zip(facts["videos"], facts["lengths"], strict=False):
-        film = read(path)
+    films = [read(path) for path in facts["videos"]]
+    for film, length in zip(films, facts["lengths"], strict=False):
         assert film.frames.shape == (length + 1, 400, 600, 3)
         assert film.fps == 50
         assert (film.frames[0] != film.frames[-1]).any()
+    assert (films[2].frames[0] != films[0].frames[0]).any()  # of the other slot
 
 
 def test_an_environment_that_always_renders_is_filmed_too(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
