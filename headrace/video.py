@@ -35,7 +35,8 @@ def video_paths(
         `videos/` where the command runs.
     """
     if folder is None:
-        folder = (checkpoint.parent.parent if checkpoint.parent.name == "checkpoints" else Path()) / "videos"
+        of_run = checkpoint.absolute().parent.name == "checkpoints"
+        folder = Path(os.path.normpath(checkpoint / "../..") if of_run else "") / "videos"
     how = "" if greedy else "-sampled"
     return [folder / f"{updates:012d}-seed{seed}{how}-{episode}.mp4" for episode in range(1, count + 1)]
 

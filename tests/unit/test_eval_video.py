@@ -240,7 +240,7 @@ def test_a_game_that_goes_another_way_is_not_passed_off_as_the_one_that_was_play
 
 
 def test_the_file_lies_with_the_run_or_where_it_is_told_and_the_path_is_printed(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = painted(tmp_path / "run")
     name = "000000000007-seed3-1.mp4"
@@ -250,6 +250,9 @@ def test_the_file_lies_with_the_run_or_where_it_is_told_and_the_path_is_printed(
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("  video of episode 1 (return ")
     assert last.endswith(f": run/videos/{name}")
+    monkeypatch.chdir(checkpoint.parent)
+    assert evaluated(capsys, checkpoint.name, "--video", "--seed=3")["videos"] == [f"../videos/{name}"]
+    monkeypatch.chdir(tmp_path)
     checkpoint.rename(tmp_path / "alone")
     assert evaluated(capsys, "alone", "--video", "--seed=3")["videos"] == [f"videos/{name}"]
     for folder in ("run/videos", "a/b", "videos"):
