@@ -202,6 +202,8 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "imports",
     "env.num_envs",
     "env.vectorization",
+    "env.step_timeout_s",
+    "env.max_failures",
     "agent.entropy_cost",
     "actor.*",
     "replay.*",

@@ -71,6 +71,12 @@ class EnvConfig(Section):
     """Environments that one actor process steps together (count)."""
     vectorization: Literal["auto", "native", "sync", "async", "none"] = "auto"
     """How they are stepped: native vector environment, sync, async (a process each), none (one by one), or auto."""
+    step_timeout_s: PositiveNumber = 60.0
+    """How long a step or a reset may take until the environment counts as hung (seconds); for async, making it may take
+    ten times as long."""
+    max_failures: Whole = Field(default=5, ge=1)
+    """Failures of one environment in a row, without a whole episode or 1,000 steps in between, that end its actor
+    (count). For async: elsewhere the first one does."""
 
     @model_validator(mode="before")
     @classmethod

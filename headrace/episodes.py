@@ -10,6 +10,7 @@ import numpy as np
 from headrace.agents.agent import Actions
 from headrace.envs.slots import Slots
 from headrace.models.policy import Policy, PolicyOutput
+from headrace.telemetry.labels import EnvFault
 
 Choose = Callable[[PolicyOutput], Actions]
 """Actions [N, ...], as they travel, for what the network says of N observations."""
@@ -37,11 +38,12 @@ def play(
     choose: Choose,
     stopping: Callable[[], bool] = lambda: False,
     stepped: Callable[[int], None] = lambda valid: None,
+    failed: Callable[[EnvFault], None] = lambda reason: None,
 ) -> list[Episode] | None:
     """Plays from a reset with `seeds`; returns the episodes, slot by slot. None if `stopping` said so meanwhile.
 
     Each slot contributes its first episodes, a number that is fixed beforehand: the first `episodes` that end anywhere
-    would be the short ones. `stepped` is told the valid ticks of each step.
+    would be the short ones. `stepped` is told the valid ticks of each step, `failed` each environment that broke.
     """
     count, spaces = slots.num_slots, slots.spaces
     due = shares(episodes, count)
@@ -58,10 +60,17 @@ def play(
         seen = {name: np.array(array, spaces.seen[name].dtype, order="C") for name, array in seen.items()}
         output, state = policy.step(seen, first, action, reward, state)
         action = choose(output)
-        seen, reward, terminated, truncated, _ = slots.step(action)  # a lost life ends no episode
+        transition = slots.step(action)
+        seen = transition.seen
+        for _, reason in transition.faults:
+            failed(reason)
+        if transition.broken is not None:  # the episode is played anew
+            valid = valid & ~transition.broken
+            return_[transition.broken] = 0.0
+            length[transition.broken] = 0
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
-        reward = np.where(valid, reward, np.float32(0))
-        ended = (terminated | truncated) & valid
+        reward = np.where(valid, transition.reward, np.float32(0))
+        ended = (transition.terminated | transition.truncated) & valid  # a lost life ends no episode
         return_ += reward
         length += valid
         stepped(int(np.count_nonzero(valid)))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from headrace.telemetry.labels import EnvFault
+
 
 class ExitCode(IntEnum):
     """Exit codes of every `headrace` command and service."""
@@ -34,8 +36,8 @@ class ComponentLost(HeadraceError):
 
 
 class MisbehavedError(ComponentLost):
-    """An environment did what its spaces or Gymnasium's interface do not allow. `reason` is a label of metrics."""
+    """An environment did what it must not, and nobody here can go on without it."""
 
-    def __init__(self, message: str, reason: str) -> None:
+    def __init__(self, message: str, reason: EnvFault) -> None:
         super().__init__(message)
         self.reason = reason

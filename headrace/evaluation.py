@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 
 from headrace.config import RunConfig, load_config
+from headrace.envs.guarded import GuardedSlots, Hung, end_process
 from headrace.envs.seeds import policy_generator, slot_seeds
-from headrace.envs.slots import make_slots
+from headrace.envs.slots import Slots, make_slots
 from headrace.episodes import Choose, Episode, play
 from headrace.errors import ConfigError
 from headrace.playing import LoadedPolicy, load_policy
@@ -36,7 +37,9 @@ def evaluate_command(args: EvalArgs) -> int:
         os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # pygame draws pictures without a display, and tells nothing
     # What an environment's package prints is not to get into the JSON.
     with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-        played = evaluate(policy, args.episodes, config=config, greedy=args.greedy, seed=args.seed, films=films)
+        played = evaluate(
+            policy, args.episodes, config=config, greedy=args.greedy, seed=args.seed, films=films, hung=end_process
+        )
     returns, lengths = [episode.return_ for episode in played], [episode.length for episode in played]
     facts = {
         "checkpoint": str(policy.checkpoint),
@@ -63,17 +66,24 @@ def evaluate(
     greedy: bool = True,
     seed: int = 0,
     films: Sequence[Path] = (),
+    hung: Hung | None = None,
 ) -> list[Episode]:
     """Plays whole episodes in `config.env` (without a config the run's own), `env.num_envs` side by side at most.
 
     Every slot contributes as many as the others, or one more: see `headrace.episodes.play`. The same seed gives the
     same episodes with the same number of slots, as far as the environment does; the run has trained on none of them.
     films: MP4 files that the first of the returned episodes are filmed to (`headrace[video]`).
-    Raises `ConfigError` if the environment cannot be made or filmed, or has other spaces than the policy.
+    hung: see `headrace.envs.slots.make_slots`.
+    Raises `ConfigError` if the environment cannot be made or filmed, or has other spaces than the policy, and
+    `MisbehavedError` for what it does.
     """
     config = config or policy.config
     env = config.env.model_copy(update={"num_envs": min(config.env.num_envs, episodes)})
-    slots = make_filmed_slots(env, config.imports, episodes, films) if films else make_slots(env, config.imports)
+    if films:
+        filmed = make_filmed_slots(env, config.imports, episodes, films)
+        slots: Slots = GuardedSlots(filmed, env.id, env.step_timeout_s, hung)
+    else:
+        slots = make_slots(env, config.imports, hung)
     try:
         if difference := policy.spaces.difference(slots.spaces):
             raise ConfigError(f"the environment does not fit the policy: {difference}")

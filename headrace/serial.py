@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from itertools import cycle
 from typing import Any
@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry
 from headrace.agents.registry import make_agent
 from headrace.config import RunConfig
 from headrace.ending import conclusion, resume_line
+from headrace.envs.guarded import end_process
 from headrace.envs.seeds import table_generator
 from headrace.envs.slots import make_slots
 from headrace.errors import ConfigError, HeadraceError
@@ -35,7 +36,7 @@ from headrace.table_settings import TableSettings
 from headrace.telemetry import logs
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.health import Health
-from headrace.telemetry.labels import DropReason
+from headrace.telemetry.labels import DropReason, EnvFault
 from headrace.telemetry.progress import ProgressView
 from headrace.telemetry.recorder import Recorder
 from headrace.unroll import pack_version
@@ -48,7 +49,7 @@ from headrace_learner.importance import importance_weights, relative
 from headrace_learner.ledgers import ActorLedger, LearnerLedger, ReplayLedger
 from headrace_learner.loader import LoadedBatch
 from headrace_learner.replay_link import check_bytes, settings_of
-from headrace_learner.roster import Roster
+from headrace_learner.roster import EnvFaults, Roster
 from headrace_learner.run_folder import RunFolder
 from headrace_learner.trainer import Trainer, choose_device
 from headrace_learner.training import Training, init_from, resume
@@ -84,7 +85,7 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
     folder = RunFolder.open(options.run_dir or new_run_dir(config.name), config, options.resume)
     sys.stdout.write(f"run {folder.path}\n")
     metrics = LearnerMetrics(CollectorRegistry())
-    slots = [make_slots(config.env, config.imports) for _ in range(config.actor.count)]
+    slots = [make_slots(config.env, config.imports, end_process) for _ in range(config.actor.count)]
     spaces = slots[0].spaces
     if folder.spaces is not None and (difference := folder.spaces.difference(spaces)):
         raise ConfigError(f"the environment does not fit the run: {difference}")
@@ -107,7 +108,7 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
     for index, (own_slots, policy) in enumerate(zip(slots, policies, strict=True)):
         actor = SerialActor(index, roster)
         identity = Identity(config.seed, actor.lease, actor.incarnation)
-        observers = Observers(stepped=actor.stepped, episode=actor.episode)
+        observers = Observers(stepped=actor.stepped, episode=actor.episode, failed=actor.failed)
         actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers)
         actors.append(actor)
     table = make_table(table_spec(settings), random=table_generator(config.seed, folder.epoch))
@@ -160,6 +161,7 @@ class SerialActor:
         self._steps = 0
         self._reports = 0
         self._returns: list[float] = []
+        self._faults = EnvFaults()
 
     def stepped(self, inference_s: float, env_s: float, valid: int) -> None:
         self._steps += valid
@@ -168,9 +170,16 @@ class SerialActor:
         if judged:
             self._returns.append(return_)
 
+    def failed(self, reason: EnvFault, abandoned: int) -> None:
+        counted = self._faults
+        self._faults = EnvFaults(
+            counted.failures + Counter({reason: 1}), counted.abandoned + Counter({reason: abandoned})
+        )
+
     def report(self, *, leaving: bool = False) -> None:
         self._reports += 1
-        self._roster.report(self._id, self._reports, self.ledger, self._steps, self._returns, leaving=leaving)
+        told = self._id, self._reports, self.ledger, self._steps, self._returns
+        self._roster.report(*told, leaving=leaving, faults=self._faults)
         self._returns = []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
@@ -93,6 +94,20 @@ class Lifetime:
         self.thread("lifeline", watch)
 
 
+class Once:
+    """An action that is done once, by whichever thread comes first; the others wait until it has been done."""
+
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action: Callable[[], None] | None = action
+        self._lock = threading.Lock()
+
+    def __call__(self) -> None:
+        with self._lock:
+            action, self._action = self._action, None
+            if action is not None:
+                action()
+
+
 def leave(code: int) -> NoReturn:
     """Ends the process now. Taking PyTorch and gRPC apart first would take the better part of a second."""
     logging.shutdown()
@@ -110,6 +125,7 @@ def run_service(service: str, body: Callable[[Lifetime], None], *, lifeline: boo
     for threads in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(threads, "1")  # read when numpy is imported, by worker processes too
     descriptors.raise_limit()
+    faulthandler.enable(2)  # a crash in native code leaves the Python stack in the log
     lifetime = Lifetime()
     lifetime.watch_signals()
     if lifeline:

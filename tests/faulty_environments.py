@@ -5,7 +5,11 @@ It imports neither torch nor Headrace: worker processes of asynchronous vector e
 
 from __future__ import annotations
 
+import ctypes
 import os
+import sys
+import time
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -139,3 +143,108 @@ class NumberlessEnv(gymnasium.Env[Any, int]):
 
     def _is_at(self, where: str, step: int) -> bool:
         return self._where == where and self._step == step and self._episode % 3 == 0
+
+
+class MisbehavingEnv(gymnasium.Env[Any, int]):
+    """Episodes of three steps that pay 1 each, and show [the seed, the episode, the step].
+
+    It misbehaves at step `at` in all, or in the first reset after it, if its seed is among `seeds` (None: any).
+    """
+
+    def __init__(self, how: str = "never", at: int = 5, seeds: list[int] | None = None) -> None:
+        self.observation_space = spaces.Box(0, 2.0**32, (3,), np.float64)
+        self.action_space = spaces.Discrete(2)
+        self._how, self._at, self._seeds = how, at, seeds
+        self._seed = 0
+        self._episode, self._step, self._steps = -1, 0, 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        if seed is not None:
+            self._seed = seed
+        self._episode += 1
+        self._step = 0
+        if self._how.endswith(" in reset") and self._steps >= self._at and self._is_to():
+            misbehave(self._how.removesuffix(" in reset"))
+        return self._seen(), {}
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        self._step += 1
+        self._steps += 1
+        seen, reward = self._seen(), 1.0
+        if self._steps == self._at and not self._how.endswith(" in reset") and self._is_to():
+            misbehave(self._how)
+            seen, reward = {"observes nonsense": (seen[:2], 1.0), "pays nonsense": (seen, np.nan)}[self._how]
+        return seen, reward, self._step == 3, False, {}
+
+    def _seen(self) -> Any:
+        return np.array([self._seed, self._episode, self._step], np.float64)
+
+    def _is_to(self) -> bool:
+        return self._how != "never" and (self._seeds is None or self._seed in self._seeds)
+
+
+class MisbehavingVectorEnv(gymnasium.vector.SyncVectorEnv):
+    """The same as a native vector environment, that is, in this process."""
+
+    def __init__(self, num_envs: int, **kwargs: Any) -> None:
+        next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
+        super().__init__([lambda: MisbehavingEnv(**kwargs)] * num_envs, autoreset_mode=next_step)
+
+
+def misbehave(how: str) -> None:
+    if how == "raises":
+        raise RuntimeError("the arm is stuck")
+    if how == "asks for an exit":
+        sys.exit(7)
+    if how == "exits":
+        os._exit(139)
+    if how == "crashes":
+        ctypes.string_at(0)
+    if how == "hangs":
+        time.sleep(3600)
+
+
+class OfSeedsEnv(MisbehavingEnv):
+    """Misbehaves as `hows` says for its seed."""
+
+    def __init__(self, hows: dict[str, str], at: int) -> None:
+        super().__init__(at=at)
+        self._hows = hows
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        if seed is not None:
+            self._how = self._hows.get(str(seed), "never")
+        return super().reset(seed=seed, options=options)
+
+
+class InTurnEnv(MisbehavingEnv):
+    """Misbehaves in the first process in the first of the ways, in the second in the second, and later not at all.
+
+    folder: where processes leave their marks.
+    """
+
+    def __init__(self, hows: list[str], folder: str, at: int) -> None:
+        super().__init__(at=at)
+        for index, how in enumerate(hows):
+            mark = Path(folder) / f"{index}.turn"
+            if not mark.exists():
+                mark.write_text(str(os.getpid()))
+            if mark.read_text() == str(os.getpid()):
+                self._how = how
+                return
+
+
+class InTurnVectorEnv(gymnasium.vector.SyncVectorEnv):
+    """The same as a native vector environment."""
+
+    def __init__(self, num_envs: int, **kwargs: Any) -> None:
+        next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
+        super().__init__([lambda: InTurnEnv(**kwargs)] * num_envs, autoreset_mode=next_step)
+
+
+class TalkativeEnv(MisbehavingEnv):
+    """Raises an error with a great many lines."""
+
+    def step(self, action: int) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        raise RuntimeError("\n".join(f"line {index} of what I wanted to say" for index in range(10_000)))

@@ -176,6 +176,14 @@ class NStepUnroller:
             )
         )
 
+    def drop(self, slots: Flags) -> int:
+        dropped = 0
+        for age, tick in enumerate(reversed(self._ticks)):
+            if age:  # the newest is the tick that has just failed
+                dropped += int(np.count_nonzero(tick.pending & slots))
+            tick.pending &= ~slots
+        return dropped
+
     def consequence(self, reward: npt.NDArray[np.float32], terminated: Flags, truncated: Flags) -> None:
         config = self._config
         if config.reward_clip is not None:

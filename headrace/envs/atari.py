@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from headrace.config import EnvConfig
 from headrace.envs.spaces import describe
 from headrace.envs.transition import Transition
 from headrace.errors import ConfigError
 from headrace.unroll import OBSERVATION, Seen
+
+if TYPE_CHECKING:
+    from headrace.config_sections import EnvConfig
 
 Array = npt.NDArray[Any]
 

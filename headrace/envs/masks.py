@@ -8,21 +8,34 @@ None, or a missing key, allows everything, as it is for a Box.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.leaves import ActionLeaf, BoxSpec, Tree
+from headrace.envs.misbehaviour import raised
 
 MASK = "action_mask"  # in the `info` of environments
 Mask = npt.NDArray[np.bool_]
 
 
-def gives_mask(env: Any) -> bool:
-    """Whether an environment's `info` has action masks, as it has or has not after the reset that is made here."""
-    info = env.reset()[1]
-    return isinstance(info, dict) and MASK in info
+def gives_mask(env: Any, name: str) -> bool:
+    """Whether an environment's `info` has action masks, as it has or has not after the reset that is made here.
+
+    MisbehavedError if it raises.
+    """
+    try:
+        result = env.reset()
+    except Exception as error:
+        raise raised(name, error) from error
+    return isinstance(result, tuple | list) and len(result) == 2 and MASK in facts_of(result[1])
+
+
+def facts_of(info: Any) -> Mapping[str, Any]:
+    """What an `info` says, of which only masks matter: one that is no mapping says nothing."""
+    return info if isinstance(info, Mapping) else {}
 
 
 def flat_mask(given: Any, tree: Tree[ActionLeaf], path: str = "action") -> Mask:

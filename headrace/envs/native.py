@@ -8,10 +8,13 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.masks import MASK, flat_mask
+from headrace.envs.leaves import array_of
+from headrace.envs.masks import MASK, facts_of, flat_mask
+from headrace.envs.single import kind_of, may_stand_for, shown, zero_based
 from headrace.envs.spaces import describe
 from headrace.envs.transition import Transition
 from headrace.errors import MisbehavedError
+from headrace.telemetry.labels import EnvFault
 from headrace.unroll import ACTION_MASK, Flags, Seen, observation_field
 from headrace.wire.payload import ArraySpec
 
@@ -31,17 +34,32 @@ class NativeSlots:
         self.render_mode: str | None = env.render_mode
         self._env = env
         self._name = name
+        self._ended = np.zeros(self.num_slots, np.bool_)
 
     def reset(self, seeds: Sequence[int]) -> Seen:
-        observation, info = self._env.reset(seed=seeds[0])
-        return self._see(observation, info, np.zeros(self.num_slots, np.bool_))
+        result = self._env.reset(seed=seeds[0])
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            self._refuse(f"gave {kind_of(result)} from reset; expected (observation, info)")
+        self._ended = np.zeros(self.num_slots, np.bool_)
+        return self._see(result[0], result[1], self._ended)
 
     def step(self, actions: Array) -> Transition:
-        observation, reward, terminated, truncated, info = self._env.step(self.spaces.actions.to_vector(actions))
-        reward = np.asarray(reward, np.float32)
-        if not np.isfinite(reward).all():
-            self._refuse(f"gave the rewards {reward}; expected finite numbers")
-        return Transition(self._see(observation, info, terminated | truncated), reward, terminated, truncated)
+        result = self._env.step(self.spaces.actions.to_vector(actions))
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            self._refuse(
+                f"gave {kind_of(result)} from step; expected (observation, reward, terminated, truncated, info)"
+            )
+        observation, reward, terminated, truncated, info = result
+        with np.errstate(over="ignore"):  # what becomes infinite is refused
+            reward = self._numbers(reward, "rewards").astype(np.float32)
+        if not (np.isfinite(reward) | self._ended).all():  # where it only resets, its reward means nothing
+            self._refuse(f"gave the rewards {shown(reward)}; expected finite numbers")
+        terminated, truncated = (
+            self._numbers(flags, name).astype(np.bool_)
+            for flags, name in ((terminated, "terminated"), (truncated, "truncated"))
+        )
+        self._ended = (terminated | truncated) & ~self._ended
+        return Transition(self._see(observation, info, self._ended), reward, terminated, truncated)
 
     def render(self, slots: Sequence[int]) -> list[Any]:
         drawn = self._env.render()  # of all slots
@@ -50,26 +68,41 @@ class NativeSlots:
     def close(self) -> None:
         self._env.close()
 
-    def _see(self, observation: Any, info: Mapping[str, Any], ended: Flags) -> Seen:
+    def _numbers(self, given: Any, name: str) -> Array:
+        array = np.asarray(given)
+        if array.shape != (self.num_slots,) or array.dtype.kind not in "biuf":
+            self._refuse(f"gave {name} {array.dtype} {array.shape}; expected numbers {(self.num_slots,)}")
+        return array
+
+    def _see(self, observation: Any, info: Any, ended: Flags) -> Seen:
         seen: dict[str, Array] = {}
         for path, leaf in self.spaces.observations.items():
             named = f" at observation/{path}" if path else ""
             try:
-                array = np.asarray(_at(observation, path))
-            except (KeyError, IndexError, TypeError):
-                self._refuse(f"observed nothing{named}")
-            spec = leaf if isinstance(leaf, ArraySpec) else leaf.array
-            if array.shape != (self.num_slots, *spec.shape):
-                self._refuse(f"observed {array.dtype} {array.shape}{named}; expected {(self.num_slots, *spec.shape)}")
-            if array.dtype.kind == "f" and not np.isfinite(array).all():
+                array = np.asanyarray(_at(observation, path))
+            except (KeyError, IndexError, TypeError, ValueError):
+                self._refuse(f"observed nothing{named}, or no array")
+            spec = array_of(leaf)
+            expected = np.dtype(spec.dtype)
+            shape = (self.num_slots, *spec.shape)
+            if array.shape != shape or not may_stand_for(array, expected):
+                self._refuse(f"observed {array.dtype} {array.shape}{named}; expected {expected} {shape}")
+            if expected.kind == "f":
+                with np.errstate(over="ignore"):  # what becomes infinite is refused
+                    array = array.astype(expected, copy=False)
+            if expected.kind == "f" and not np.isfinite(array).all():
                 self._refuse(f"observed a number that is not finite{named}")
             if not isinstance(leaf, ArraySpec):
-                array = array - np.reshape(getattr(leaf, "start", 0), spec.shape)
-                if ((array < 0) | (array >= np.reshape(leaf.sizes, spec.shape))).any():
+                categories = zero_based(array, leaf)
+                if categories is None:
                     self._refuse(f"observed a category{named} that is not in {leaf}")
+                array = categories
+            elif expected.kind != "f" and array.dtype != expected and (array.astype(expected) != array).any():
+                self._refuse(f"observed {array.dtype}{named} that {expected} cannot hold")
             seen[observation_field(path)] = array
         if self.spaces.masked:
-            seen[ACTION_MASK] = np.stack([self._mask(info.get(MASK), slot, ended) for slot in range(self.num_slots)])
+            masks = facts_of(info).get(MASK)
+            seen[ACTION_MASK] = np.stack([self._mask(masks, slot, ended) for slot in range(self.num_slots)])
         return seen
 
     def _mask(self, masks: Any, slot: int, ended: Flags) -> npt.NDArray[np.bool_]:
@@ -86,7 +119,7 @@ class NativeSlots:
         return mask
 
     def _refuse(self, what: str) -> NoReturn:
-        raise MisbehavedError(f"env.id: {self._name} {what}", "malformed")
+        raise MisbehavedError(f"env.id: {self._name} {what}", EnvFault.MALFORMED)
 
 
 def _at(tree: Any, path: str) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-_SLOTS, _POLICY, _EVALUATION, _TABLE = 0, 1, 2, 3  # first word of the spawn key: what the stream is for
+_SLOTS, _POLICY, _EVALUATION, _TABLE, _REBUILT = 0, 1, 2, 3, 4  # first word of the spawn key: what the stream is for
 
 
 def slot_seeds(run_seed: int, lease: int, incarnation: int, slots: int) -> list[int]:
@@ -13,6 +13,14 @@ def slot_seeds(run_seed: int, lease: int, incarnation: int, slots: int) -> list[
         int(np.random.SeedSequence(run_seed, spawn_key=(_SLOTS, lease, slot, incarnation)).generate_state(1)[0])
         for slot in range(slots)
     ]
+
+
+def rebuilt_seed(slot_seed: int, rebuilt: int) -> int:
+    """The seed of a slot whose environment has been made anew `rebuilt` times since the slot was given `slot_seed`.
+
+    The new environment does not begin with the episode that the broken one began with.
+    """
+    return int(np.random.SeedSequence(slot_seed, spawn_key=(_REBUILT, rebuilt)).generate_state(1)[0])
 
 
 def policy_generator(run_seed: int, lease: int, incarnation: int) -> np.random.Generator:

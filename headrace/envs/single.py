@@ -10,16 +10,19 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.masks import MASK, flat_mask, gives_mask
+from headrace.envs.leaves import Categories, MultiBinarySpec
+from headrace.envs.masks import MASK, facts_of, flat_mask, gives_mask
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
+from headrace.telemetry.labels import EnvFault
 from headrace.unroll import ACTION_MASK, observation_field
 from headrace.wire.payload import ArraySpec
 
 Array = npt.NDArray[Any]
 One = dict[str, Array]  # what is seen of one environment, by payload field; views that the next step may overwrite
-StepResult = tuple[One, float, bool, bool, dict[str, Any]]
+StepResult = tuple[One, float, bool, bool, dict[str, Any]]  # with an empty `info`: masks are seen, the rest is not used
 
+_LARGEST = float(np.finfo(np.float32).max)  # reward
 _WIDER = {"f": "fiub", "i": "iub", "u": "iub", "b": "b"}  # kinds of numbers that may stand for one; Python's are signed
 
 
@@ -35,10 +38,10 @@ class SingleEnv(gymnasium.Env[One, Any]):
         self.env = env
         self.metadata = env.metadata
         self.render_mode = env.render_mode
-        self.spaces = describe(env.observation_space, env.action_space)  # refuses what cannot be, before any episode
-        if gives_mask(env) if masked is None else masked:
-            self.spaces = describe(env.observation_space, env.action_space, masked=True)
         self._name = name
+        self.spaces = describe(env.observation_space, env.action_space)  # refuses what cannot be, before any episode
+        if gives_mask(env, name) if masked is None else masked:
+            self.spaces = describe(env.observation_space, env.action_space, masked=True)
         self._seen = {field: np.zeros(spec.shape, spec.dtype) for field, spec in self.spaces.seen.items()}
         self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Dict(
             {field: _box(spec) for field, spec in self.spaces.seen.items()}
@@ -46,17 +49,28 @@ class SingleEnv(gymnasium.Env[One, Any]):
         self.action_space = _box(self.spaces.actions.array)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[One, dict[str, Any]]:
-        observation, info = self.env.reset(seed=seed, options=options)
-        return self._see(observation, info, ended=False), info
+        result = self.env.reset(seed=seed, options=options)
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            self._refuse(f"gave {kind_of(result)} from reset; expected (observation, info)")
+        observation, info = result
+        return self._see(observation, info, ended=False), {}
 
     def step(self, action: Any) -> StepResult:
         """action: [*Spaces.actions.array.shape], as it travels."""
         result = self.env.step(self.spaces.actions.to_environment(np.asarray(action)))
+        if not isinstance(result, tuple | list) or len(result) != 5:
+            self._refuse(
+                f"gave {kind_of(result)} from step; expected (observation, reward, terminated, truncated, info)"
+            )
         observation, reward, terminated, truncated, info = result
-        if not math.isfinite(np.float32(reward)):
-            self._refuse(f"gave the reward {reward}; expected a finite number")
-        ended = bool(terminated or truncated)
-        return self._see(observation, info, ended=ended), float(reward), bool(terminated), bool(truncated), info
+        number = _number(reward)
+        if number is None or abs(number) > _LARGEST:
+            self._refuse(f"gave the reward {reward!r:.100}; expected a finite number")
+        ends = _number(terminated), _number(truncated)
+        if None in ends:
+            self._refuse(f"gave terminated {terminated!r:.100} and truncated {truncated!r:.100}; expected truths")
+        terminates, truncates = map(bool, ends)
+        return self._see(observation, info, ended=terminates or truncates), number, terminates, truncates, {}
 
     def render(self) -> Any:
         return self.env.render()
@@ -64,11 +78,12 @@ class SingleEnv(gymnasium.Env[One, Any]):
     def close(self) -> None:
         self.env.close()
 
-    def _see(self, observation: Any, info: Mapping[str, Any], *, ended: bool) -> One:
+    def _see(self, observation: Any, info: Any, *, ended: bool) -> One:
         self._put(observation, self.spaces.observation, "")
+        facts = facts_of(info)
         if self.spaces.masked:
-            self._put_mask(info.get(MASK), ended=ended)
-        elif MASK in info:
+            self._put_mask(facts.get(MASK), ended=ended)
+        elif MASK in facts:
             self._refuse(f"has info[{MASK!r}] at some steps, but had none after its first reset; give one always")
         return self._seen
 
@@ -83,21 +98,32 @@ class SingleEnv(gymnasium.Env[One, Any]):
                 self._put(given[key], part, f"{path}/{key}" if path else str(key))
             return
         target = self._seen[observation_field(path)]
-        array = np.asanyarray(value)
-        if array.shape != target.shape or array.dtype.kind not in _WIDER[target.dtype.kind] or _is_masked(array):
-            named = f" at observation/{path}" if path else ""
+        named = f" at observation/{path}" if path else ""
+        try:
+            array = np.asanyarray(value)
+        except ValueError as error:  # sequences of different lengths
+            self._refuse(f"observed a {type(value).__name__}{named} that is no array ({error})")
+        if array.shape != target.shape or not may_stand_for(array, target.dtype):
             self._refuse(
                 f"observed {type(value).__name__} {array.dtype} {array.shape}{named}; its observation space says "
                 f"{target.dtype} {target.shape}"
             )
         if isinstance(tree, ArraySpec):
-            target[...] = array
-            if target.dtype.kind == "f" and not np.isfinite(target).all():
-                self._refuse(f"observed a number that is not finite{f' at observation/{path}' if path else ''}")
+            if array.dtype == target.dtype:
+                target[...] = array
+            else:
+                with np.errstate(over="ignore"):  # what becomes infinite is refused
+                    target[...] = array
+            if target.dtype.kind == "f":
+                if not np.isfinite(target).all():
+                    self._refuse(f"observed a number that is not finite{named}")
+            elif array.dtype != target.dtype and (target != array).any():
+                self._refuse(f"observed {shown(array)}{named}, which {target.dtype} cannot hold")
             return
-        target[...] = array - np.reshape(getattr(tree, "start", 0), target.shape)
-        if ((target < 0) | (target >= np.reshape(tree.sizes, target.shape))).any():
-            self._refuse(f"observed {value}{f' at observation/{path}' if path else ''}, which is not in {tree}")
+        categories = zero_based(array, tree)
+        if categories is None:
+            self._refuse(f"observed {shown(array)}{named}, which is not in {tree}")
+        target[...] = categories
 
     def _put_mask(self, given: Any, *, ended: bool) -> None:
         """What is seen last of an episode is followed by no action: then any mask will do, or none."""
@@ -114,15 +140,47 @@ class SingleEnv(gymnasium.Env[One, Any]):
         self._seen[ACTION_MASK][:] = mask
 
     def _refuse(self, what: str) -> NoReturn:
-        raise MisbehavedError(f"env.id: {self._name} {what}", "malformed")
+        raise MisbehavedError(f"env.id: {self._name} {what}", EnvFault.MALFORMED)
+
+
+def _number(given: Any) -> float | None:
+    """A reward or a flag, whatever type it has; None if it is no finite number."""
+    try:
+        if isinstance(given, float | int):  # most are
+            return float(given) if math.isfinite(given) else None
+        array = np.asarray(given)
+    except (OverflowError, ValueError):
+        return None
+    if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
+        return None
+    return float(array.item())
+
+
+def zero_based(given: Array, leaf: Categories) -> Array | None:
+    """An observation's categories [..., *leaf.array.shape] as they travel; None if one is none of the space's."""
+    shape = leaf.array.shape
+    categories: Array = given if isinstance(leaf, MultiBinarySpec) else given - np.reshape(leaf.start, shape)
+    outside = (categories < 0) | (categories >= np.reshape(leaf.sizes, shape))
+    return None if outside.any() else categories
+
+
+def kind_of(result: Any) -> str:
+    """What an environment returned, for an error."""
+    return f"{len(result)} values" if isinstance(result, tuple | list) else f"a {type(result).__name__}"
+
+
+def shown(value: Any) -> str:
+    """Numbers, for an error: not too many, in one line."""
+    return " ".join(f"{value!s:.100}".split())
 
 
 def _is_sequence(value: Any) -> bool:
     return isinstance(value, tuple | list | np.ndarray)
 
 
-def _is_masked(array: Any) -> bool:
-    return isinstance(array, np.ma.MaskedArray)
+def may_stand_for(array: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether such numbers can be numbers of that dtype. None of numpy's masked ones are: the mask would be lost."""
+    return array.dtype.kind in _WIDER[dtype.kind] and not isinstance(array, np.ma.MaskedArray)
 
 
 def _box(spec: ArraySpec) -> gymnasium.spaces.Box:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -10,17 +11,23 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.atari_settings import is_atari
-from headrace.config import EnvConfig
-from headrace.envs.atari import AtariSlots, make_atari, refuse_second_skip
+from headrace.config_sections import EnvConfig
+from headrace.envs.atari import AtariSlots, make_atari
+from headrace.envs.guarded import GuardedSlots, Hung
+from headrace.envs.making import factory_of, made, make_single, probe_single
 from headrace.envs.masks import gives_mask
+from headrace.envs.misbehaviour import full_traceback
 from headrace.envs.spaces import Spaces
 from headrace.envs.transition import Transition
-from headrace.errors import ComponentLost, ConfigError
-from headrace.imports import import_module, import_modules, load
+from headrace.envs.workers import WorkerSlots
+from headrace.errors import ConfigError, MisbehavedError
+from headrace.imports import import_modules
 from headrace.unroll import Seen
 
 if TYPE_CHECKING:
     from headrace.envs.single import SingleEnv
+
+logger = logging.getLogger(__name__)
 
 Array = npt.NDArray[Any]
 
@@ -55,17 +62,31 @@ class RenderingSlots(Slots, Protocol):
         """What the environment of each of these slots draws, as its `render` returns it."""
 
 
-def make_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
-    """The environments of an actor, by the config. ConfigError names what is wrong with which setting."""
-    if is_atari(config.id):
-        import_modules(imports)
-        life_loss = bool(config.kwargs["life_loss_info"])
-        return AtariSlots(_made(config, partial(make_atari, config)), life_loss=life_loss)
-    return make_rendering_slots(config, imports)
+def make_slots(config: EnvConfig, imports: Sequence[str], hung: Hung | None = None) -> Slots:
+    """The environments of an actor, by the config.
+
+    hung: what ends this process when its environments take longer than env.step_timeout_s; None: they may. Those that
+    have processes of their own are looked after in any case.
+    ConfigError names what is wrong with which setting; MisbehavedError, here and from the slots, is the end of them.
+    """
+    if config.vectorization == "async" and not is_atari(config.id):
+        return WorkerSlots(config, imports)
+    try:
+        slots = _atari_slots(config, imports) if is_atari(config.id) else make_rendering_slots(config, imports)
+    except MisbehavedError as error:
+        logger.error("%s", full_traceback(error))
+        raise
+    return GuardedSlots(slots, config.id, config.step_timeout_s, hung)
+
+
+def _atari_slots(config: EnvConfig, imports: Sequence[str]) -> Slots:
+    import_modules(imports)
+    life_loss = bool(config.kwargs["life_loss_info"])
+    return AtariSlots(made(config, lambda: make_atari(config)), life_loss=life_loss)
 
 
 def make_rendering_slots(config: EnvConfig, imports: Sequence[str]) -> RenderingSlots:
-    """As `make_slots`, of any environment but ale-py's."""
+    """Those of any environment but ale-py's, in this process; what they raise comes out as it is."""
     import gymnasium
 
     import_modules(imports)
@@ -80,56 +101,21 @@ def make_rendering_slots(config: EnvConfig, imports: Sequence[str]) -> Rendering
     if native is not None and mode in ("auto", "native"):
         one = _native(config.model_copy(update={"num_envs": 1}))
         assert one is not None
-        probe = _made(config, one)
-        masked = gives_mask(probe)
+        probe = made(config, one)
+        masked = gives_mask(probe, config.id)
         probe.close()
-        return _native_slots(_made(config, native), config.id, masked)
-    probe = _made(config, partial(make_single, config, tuple(imports)))  # what is wrong shows here, and not in a worker
-    spaces = probe.spaces
-    probe.close()
-    make = partial(make_single, config, tuple(imports), masked=spaces.masked)
+        return _native_slots(made(config, native), config.id, masked)
+    spaces = probe_single(config, imports)
+    envs = [make_single(config, imports, masked=spaces.masked) for _ in range(config.num_envs)]
     if mode == "none":
-        return PlainSlots([_made(config, make) for _ in range(config.num_envs)])
-    makers = [make] * config.num_envs
+        return PlainSlots(envs)
     next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
-    if mode == "async":
-        vector: Any = gymnasium.vector.AsyncVectorEnv(makers, context="spawn", autoreset_mode=next_step)
-    else:
-        vector = gymnasium.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=next_step)
-    return VectorSlots(vector, spaces, config.id)
+    makers = [partial(_itself, env) for env in envs]
+    return SyncSlots(gymnasium.vector.SyncVectorEnv(makers, copy=False, autoreset_mode=next_step), spaces)
 
 
-def make_env(config: EnvConfig, imports: Sequence[str]) -> Any:
-    """One Gymnasium environment with its wrappers."""
-    import gymnasium
-
-    import_modules(imports)
-    factory = _factory(config.id)
-    kwargs: dict[str, Any] = dict(config.kwargs)
-    env = factory(**kwargs) if factory else gymnasium.make(config.id, **kwargs)
-    for index, wrapper in enumerate(config.wrappers):
-        env = load(wrapper.class_, f"env.wrappers[{index}]")(env, **wrapper.kwargs)
-    refuse_second_skip(env, config.id)
+def _itself(env: SingleEnv) -> SingleEnv:
     return env
-
-
-def make_single(config: EnvConfig, imports: Sequence[str], *, masked: bool | None = None) -> SingleEnv:
-    """The same as Headrace steps it; also what async workers run, in their own process.
-
-    masked: whether it gives action masks; None: as its `info` says, after a reset.
-    """
-    from headrace.envs.single import SingleEnv
-
-    return SingleEnv(make_env(config, imports), config.id, masked=masked)
-
-
-def _factory(env_id: str) -> Callable[..., Any] | None:
-    """The callable that `module:factory` names; None if the id is one of Gymnasium's (`module:Name-v0` too)."""
-    module_name, colon, attribute = env_id.partition(":")
-    if not colon:
-        return None
-    found = getattr(import_module(module_name, "env.id"), attribute, None)
-    return found if callable(found) else None
 
 
 def _native(config: EnvConfig) -> Callable[[], Any] | None:
@@ -138,9 +124,9 @@ def _native(config: EnvConfig) -> Callable[[], Any] | None:
 
     if config.wrappers:
         return None  # wrappers are made for single environments
-    if config.vectorization == "native" and (factory := _factory(config.id)):
+    if config.vectorization == "native" and (factory := factory_of(config.id)):
         return lambda: factory(num_envs=config.num_envs, **config.kwargs)
-    if ":" in config.id and _factory(config.id):
+    if ":" in config.id and factory_of(config.id):
         return None
     try:
         spec = gymnasium.spec(config.id)
@@ -151,18 +137,6 @@ def _native(config: EnvConfig) -> Callable[[], Any] | None:
     mode = gymnasium.VectorizeMode.VECTOR_ENTRY_POINT
     kwargs: dict[str, Any] = dict(config.kwargs)
     return lambda: gymnasium.make_vec(config.id, config.num_envs, vectorization_mode=mode, **kwargs)
-
-
-def _made(config: EnvConfig, make: Callable[[], Any]) -> Any:
-    """Calls `make`; whatever it raises becomes one line that names the environment."""
-    try:
-        return make()
-    except ConfigError:
-        raise
-    except Exception as error:
-        hint = "; list the module that registers it under imports" if type(error).__name__ == "NameNotFound" else ""
-        reason = f"{type(error).__name__}: {error}".splitlines()[0]
-        raise ConfigError(f"env.id: {config.id!r} cannot be made ({reason}){hint}") from error
 
 
 def _native_slots(env: Any, name: str, masked: bool) -> RenderingSlots:
@@ -180,48 +154,29 @@ def _native_slots(env: Any, name: str, masked: bool) -> RenderingSlots:
     return NativeSlots(env, name, masked=masked)
 
 
-class VectorSlots:
-    """Single environments in one of Gymnasium's vector environments, in NEXT_STEP mode."""
+class SyncSlots:
+    """Single environments in Gymnasium's SyncVectorEnv, in NEXT_STEP mode."""
 
-    def __init__(self, env: Any, spaces: Spaces, name: str) -> None:
+    def __init__(self, env: Any, spaces: Spaces) -> None:
         self.num_slots: int = env.num_envs
         self.spaces = spaces
         self.metadata: Mapping[str, Any] = env.metadata
         self.render_mode: str | None = env.render_mode
         self._env = env
-        self._name = name
 
     def reset(self, seeds: Sequence[int]) -> Seen:
         seen: Seen = self._env.reset(seed=list(seeds))[0]
         return seen
 
     def step(self, actions: Array) -> Transition:
-        try:
-            seen, reward, terminated, truncated, _ = self._env.step(actions)
-        except (EOFError, BrokenPipeError, ConnectionResetError) as error:  # of a worker's pipe
-            raise ComponentLost(f"an environment process of {self._name} ended: {self._exit_codes()}") from error
+        seen, reward, terminated, truncated, _ = self._env.step(actions)
         return Transition(seen, reward.astype(np.float32), terminated, truncated)
 
     def render(self, slots: Sequence[int]) -> list[Any]:
-        if (envs := getattr(self._env, "envs", None)) is not None:  # in this process
-            return [envs[slot].render() for slot in slots]
-        drawn = self._env.render()  # of all slots, by the workers
-        return [drawn[slot] for slot in slots]
+        return [self._env.envs[slot].render() for slot in slots]
 
     def close(self) -> None:
-        try:
-            self._env.close()
-        except (EOFError, BrokenPipeError, ConnectionResetError):  # a worker that is gone does not answer
-            for process in self._env.processes:
-                process.terminate()
-                process.join()
-            self._env.closed = True
-
-    def _exit_codes(self) -> str:
-        for process in self._env.processes:
-            process.join(1.0)
-        codes = {f"slot {slot}": process.exitcode for slot, process in enumerate(self._env.processes)}
-        return ", ".join(f"{slot} with code {code}" for slot, code in codes.items() if code is not None)
+        self._env.close()
 
 
 class PlainSlots:

@@ -20,6 +20,7 @@ from headrace.telemetry.labels import (
     ConnectionFault,
     DiscardReason,
     DropReason,
+    EnvFault,
     LearnerMethod,
     LossComponent,
     MissReason,
@@ -117,6 +118,9 @@ class ActorMetrics(ServiceMetrics):
         self.inference_seconds = histogram(
             "inference_seconds", "seconds", "One forward pass for all environments", FAST_SECONDS
         )
+        self.env_failures = counter(
+            "env_failures_total", "failures", "Environments that misbehaved", {"reason": EnvFault}
+        )
 
         self.unrolls_made = counter("unrolls_made_total", "unrolls", "Unrolls completed")
         self.unrolls_sent = counter("unrolls_sent_total", "unrolls", "Unrolls sent, first sendings only")
@@ -124,6 +128,12 @@ class ActorMetrics(ServiceMetrics):
         self.unrolls_acknowledged = counter("unrolls_acknowledged_total", "unrolls", "Unrolls that replay has stored")
         self.unrolls_held = gauge("unrolls_held", "unrolls", "Unrolls made, neither acknowledged nor dropped yet")
         self.unrolls_dropped = counter("unrolls_dropped_total", "unrolls", "Unrolls given up", {"reason": DropReason})
+        self.unrolls_abandoned = counter(
+            "unrolls_abandoned_total",
+            "unrolls",
+            "Unrolls in the making that were given up because their environment misbehaved",
+            {"reason": EnvFault},
+        )
         self.blocked_seconds = counter("blocked_seconds_total", "seconds", "Time spent waiting for replay's credit")
         self.sent_bytes = counter("sent_bytes_total", "bytes", "Payload bytes sent, repetitions included")
 
@@ -159,6 +169,9 @@ class EvaluatorMetrics(ServiceMetrics):
         counter, gauge, histogram = self._family.counter, self._family.gauge, self._family.histogram
 
         self.env_steps = counter("env_steps_total", "steps", "Valid ticks, over all environments")
+        self.env_failures = counter(
+            "env_failures_total", "failures", "Environments that misbehaved", {"reason": EnvFault}
+        )
         self.evaluations = counter("evaluations_total", "evaluations", "Evaluations played and reported")
         self.evaluation_seconds = histogram(
             "evaluation_seconds", "seconds", "Playing the episodes of one evaluation", SLOW_SECONDS
@@ -323,7 +336,19 @@ class LearnerMetrics(ServerMetrics):
         self.complete = gauge("complete", "0 or 1", "Whether training has ended")
 
         self.actors = gauge("actors", "actors", "Actors with a lease")
+        self.actors_lost = counter(
+            "actors_lost_total", "actors", "Actors whose lease expired: killed, crashed, or cut off"
+        )
         self.env_steps = counter("env_steps_total", "steps", "Valid ticks that actors reported")
+        self.env_failures = counter(
+            "env_failures_total", "failures", "Environments that misbehaved, as actors reported", {"reason": EnvFault}
+        )
+        self.unrolls_abandoned = counter(
+            "unrolls_abandoned_total",
+            "unrolls",
+            "Unrolls in the making that actors gave up because their environment misbehaved",
+            {"reason": EnvFault},
+        )
         self.episodes = counter(
             "episodes_total", "episodes", "Finished episodes that actors reported, of slots that hardly explore"
         )

@@ -24,6 +24,15 @@ class DropReason(StrEnum):
     STOPPED = "stopped"  # not acknowledged when the actor had to leave
 
 
+class EnvFault(StrEnum):
+    """How an environment misbehaved."""
+
+    RAISED = "raised"  # an exception, in step, in reset or while it was made
+    EXITED = "exited"  # its process ended: a crash, a kill, a call for an exit
+    HUNG = "hung"  # it took longer than env.step_timeout_s
+    MALFORMED = "malformed"  # it gave what its spaces, or Gymnasium's interface, do not allow
+
+
 class RejectReason(StrEnum):
     """Why replay did not take an item that it received."""
 

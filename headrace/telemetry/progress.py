@@ -20,6 +20,7 @@ A progress record is a flat mapping, written by the learner to metrics.jsonl and
 | replay_fill | share of the tables' capacity in use, 0 to 1, or None |
 | samples_per_insert | items drawn per item stored, beyond the first `replay.min_size`; or None |
 | actors, actors_wanted | actors with a lease, and how many the launcher keeps up |
+| env_failures | environments that misbehaved so far, as actors reported |
 | eta_s | seconds until the budget is used up, or None |
 | waiting_for | what training waits for (shown as "waiting for …"), or None |
 | complete | why training has ended, or None |

@@ -117,7 +117,7 @@ TRAINS = """
 import signal
 import threading
 import headrace
-from headrace.envs.slots import make_env
+from headrace.envs.making import make_env
 from headrace.errors import ConfigError
 
 result = headrace.train("mine.yaml", run_dir="run", summary_json="out.json")

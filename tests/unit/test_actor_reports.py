@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any, cast
 
@@ -13,10 +14,11 @@ from prometheus_client import CollectorRegistry
 from headrace.config import StopConfig
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics
+from headrace.telemetry.labels import EnvFault
 from headrace_actor.membership import Membership
 from headrace_actor.stream import ItemLedger
 from headrace_learner.ledgers import ActorLedger
-from headrace_learner.roster import Roster
+from headrace_learner.roster import EnvFaults, Roster
 
 
 class Lost(grpc.RpcError):
@@ -36,7 +38,13 @@ class Learner:
         if fault == "request":
             raise Lost
         known = self.known and self.roster.report(
-            request.actor, request.sequence, ActorLedger(), request.env_steps, request.returns, leaving=request.leaving
+            request.actor,
+            request.sequence,
+            ActorLedger(),
+            request.env_steps,
+            request.returns,
+            leaving=request.leaving,
+            faults=EnvFaults(Counter(request.env_failures), Counter(request.unrolls_abandoned)),
         )
         if fault == "answer":
             raise Lost
@@ -84,3 +92,21 @@ def test_what_a_learner_that_did_not_know_the_actor_was_told_is_told_again(
     learner.known = True
     assert membership._report(NOTHING, leaving=False).known
     assert learner.roster.returns() == [7.0]
+
+
+@pytest.mark.parametrize("faults", [(), ("request",), ("answer",), ("answer", "request", "answer")])
+def test_environments_that_broke_are_told_once_and_with_the_last_report_at_the_latest(
+    actor: Callable[[Learner], Membership], faults: tuple[str, ...]
+) -> None:
+    learner = Learner(*faults)
+    membership = actor(learner)
+    for reason, abandoned in ((EnvFault.HUNG, 2), (EnvFault.RAISED, 0), (EnvFault.HUNG, 5)):
+        membership.env_faults.add(reason, abandoned)
+        try:
+            membership._report(NOTHING, leaving=False)
+        except grpc.RpcError:
+            continue
+    membership.env_faults.add(EnvFault.EXITED, 1)
+    membership.leave(NOTHING)
+    assert +learner.roster.faults.failures == Counter(hung=2, raised=1, exited=1)
+    assert +learner.roster.faults.abandoned == Counter(hung=7, exited=1)

@@ -45,7 +45,7 @@ def native(slots: Slots, seeds: list[int], actions: npt.NDArray[np.int64]) -> It
     observation = slots.reset(seeds)["observation"]
     for action in actions:
         seen = observation[1].copy()
-        now, reward, terminated, truncated, lost = slots.step(action)
+        now, reward, terminated, truncated, lost, *_ = slots.step(action)
         observation = now["observation"]
         assert reward.dtype == np.float32
         assert lost is not None

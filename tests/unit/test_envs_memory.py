@@ -166,7 +166,7 @@ def test_a_run_names_it_and_gets_the_vector_form_where_that_is_asked_for(
     config = EnvConfig(id=env_id, num_envs=4, vectorization=vectorization, kwargs={"length": 2})
     slots = make_slots(config, imports)
     try:
-        assert isinstance(getattr(getattr(slots, "_env", None), "unwrapped", None), TMazeVectorEnv) is native
+        assert isinstance(getattr(getattr(slots._slots, "_env", None), "unwrapped", None), TMazeVectorEnv) is native
         assert (slots.spaces.observation.dtype, slots.spaces.observation.shape) == ("<f4", (3,))
         assert (slots.spaces.action.n, slots.spaces.action.start) == (3, 0)
         observation = slots.reset([1, 2, 3, 4])["observation"]

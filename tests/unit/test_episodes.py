@@ -16,9 +16,10 @@ from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.seeds import evaluation_seeds, policy_generator, slot_seeds
 from headrace.envs.slots import Slots, make_slots
 from headrace.envs.spaces import Spaces
-from headrace.envs.transition import Transition
+from headrace.envs.transition import Fault, Transition
 from headrace.episodes import Episode, play, shares
 from headrace.models.policy import Policy, PolicyOutput
+from headrace.telemetry.labels import EnvFault
 from headrace.unroll import OBSERVATION, Seen
 from headrace.wire.payload import ArraySpec
 
@@ -113,6 +114,37 @@ def test_returns_are_the_raw_rewards_of_valid_ticks_of_greedy_actions() -> None:
         Episode(-4.0, 4),
         Episode(-3.0, 3),
     ]
+
+
+class FragileSlots(UnevenSlots):
+    """The first slot is broken in the steps `at`."""
+
+    def __init__(self, lengths: Sequence[int], at: Sequence[int]) -> None:
+        super().__init__(lengths)
+        self._at = at
+        self.steps = 0
+
+    def step(self, actions: npt.NDArray[np.int64]) -> Transition:
+        transition = super().step(actions)
+        self.steps += 1
+        if self.steps - 1 not in self._at:
+            return transition
+        self._observation[0] = 0
+        self._ended[0] = False
+        broken = np.arange(self.num_slots) == 0
+        return transition._replace(broken=broken, faults=(Fault(0, EnvFault.HUNG),))
+
+
+def test_an_episode_in_which_the_environment_broke_does_not_count_and_is_played_anew() -> None:
+    broke: list[EnvFault] = []
+    ticks: list[int] = []
+    slots = FragileSlots([4, 3], at=[2, 3, 6])  # in the first episode, before the next one began, and in that one
+    found = played(slots, [0, 0], 3, failed=broke.append, stepped=ticks.append)
+    assert found == [Episode(40.0, 4)] * 2 + [Episode(30.0, 3)]
+    assert broke == [EnvFault.HUNG] * 3
+    #       two episodes' beginnings that came to nothing, then two whole ones of the first slot; and the other slot's
+    assert slots.steps == 3 + 1 + 3 + 4 + 1 + 4
+    assert [ticks[step] for step in (1, 2, 3, 6)] == [2, 1, 0, 1]
 
 
 def test_the_policy_sees_the_stream_that_actors_show_it() -> None:

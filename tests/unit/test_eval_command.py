@@ -20,7 +20,7 @@ from policies import random_network, save_run
 from headrace.cli import main
 from headrace.config import EnvConfig, ModelConfig
 from headrace.envs.leaves import DiscreteSpec
-from headrace.envs.slots import make_env
+from headrace.envs.making import make_env
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.evaluation import evaluate, overridden

@@ -12,7 +12,7 @@ from headrace.config import StopConfig
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace_learner import roster as roster_module
 from headrace_learner.ledgers import ActorLedger
-from headrace_learner.roster import Roster
+from headrace_learner.roster import EnvFaults, Roster
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
 
@@ -197,3 +197,35 @@ def test_a_restored_roster_goes_on_averaging_and_counting() -> None:
 
 def test_a_report_of_an_actor_that_never_joined_asks_it_to_join() -> None:
     assert not World().report(A, 1)
+
+
+def test_what_actors_say_of_their_environments_is_summed_by_reason_and_counted_once() -> None:
+    world = World()
+    told = [
+        (A, 1, {"raised": 1}, {"raised": 3}, False),
+        (A, 1, {"raised": 1}, {"raised": 3}, False),  # repeated
+        (A, 2, {"raised": 2, "hung": 1}, {"raised": 3, "hung": 4}, True),  # its last one
+        (B, 1, {"raised": 5, "a reason that nobody knows": 7}, {}, False),
+        (B, 2, {"raised": 4}, {}, False),  # less than before: no actor of ours
+    ]
+    for actor in (A, B):
+        world.lease(actor)
+    for actor, sequence, failures, abandoned, leaving in told:
+        faults = EnvFaults(Counter(failures), Counter(abandoned))
+        world.roster.report(actor, sequence, ActorLedger(), 0, (), leaving=leaving, faults=faults)
+    assert +world.roster.faults.failures == Counter(raised=7, hung=1)
+    assert +world.roster.faults.abandoned == Counter(raised=3, hung=4)
+    value = world.registry.get_sample_value
+    for reason, failures, abandoned in (("raised", 7, 3), ("hung", 1, 4), ("exited", 0, 0), ("malformed", 0, 0)):
+        assert value("headrace_learner_env_failures_total", {"reason": reason}) == failures
+        assert value("headrace_learner_unrolls_abandoned_total", {"reason": reason}) == abandoned
+
+
+def test_an_actor_that_goes_without_a_word_is_counted_as_lost_and_one_that_leaves_is_not() -> None:
+    world = World()
+    world.lease(A)
+    world.lease(B)
+    world.report(A, 1, leaving=True)
+    world.now += 11
+    world.roster.expire()
+    assert world.value("actors_lost_total") == 1

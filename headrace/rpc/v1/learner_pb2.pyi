@@ -110,7 +110,21 @@ class ActorLedger(_message.Message):
     def __init__(self, made: _Optional[int] = ..., acknowledged: _Optional[int] = ..., held: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
-    __slots__ = ("actor", "run", "lease", "sequence", "ledger", "env_steps", "returns", "leaving")
+    __slots__ = ("actor", "run", "lease", "sequence", "ledger", "env_steps", "returns", "leaving", "env_failures", "unrolls_abandoned")
+    class EnvFailuresEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class UnrollsAbandonedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     ACTOR_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
     LEASE_FIELD_NUMBER: _ClassVar[int]
@@ -119,6 +133,8 @@ class ReportRequest(_message.Message):
     ENV_STEPS_FIELD_NUMBER: _ClassVar[int]
     RETURNS_FIELD_NUMBER: _ClassVar[int]
     LEAVING_FIELD_NUMBER: _ClassVar[int]
+    ENV_FAILURES_FIELD_NUMBER: _ClassVar[int]
+    UNROLLS_ABANDONED_FIELD_NUMBER: _ClassVar[int]
     actor: bytes
     run: str
     lease: int
@@ -127,7 +143,9 @@ class ReportRequest(_message.Message):
     env_steps: int
     returns: _containers.RepeatedScalarFieldContainer[float]
     leaving: bool
-    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., lease: _Optional[int] = ..., sequence: _Optional[int] = ..., ledger: _Optional[_Union[ActorLedger, _Mapping]] = ..., env_steps: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., leaving: bool = ...) -> None: ...
+    env_failures: _containers.ScalarMap[str, int]
+    unrolls_abandoned: _containers.ScalarMap[str, int]
+    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., lease: _Optional[int] = ..., sequence: _Optional[int] = ..., ledger: _Optional[_Union[ActorLedger, _Mapping]] = ..., env_steps: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., leaving: bool = ..., env_failures: _Optional[_Mapping[str, int]] = ..., unrolls_abandoned: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("known",)

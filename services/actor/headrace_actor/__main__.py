@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.errors import ConfigError, HeadraceError
-from headrace.service import Lifetime, leave, run_service
+from headrace.service import Lifetime, Once, leave, run_service
 from headrace.service_args import ActorArgs, parse_actor
 
 
@@ -30,18 +30,21 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from prometheus_client import CollectorRegistry
 
     from headrace.agents.registry import make_agent
+    from headrace.envs.guarded import end_process
     from headrace.envs.slots import make_slots
+    from headrace.errors import MisbehavedError
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.rpc.options import REPORT_DEADLINE_S
     from headrace.telemetry import health as health_endpoints
     from headrace.telemetry import logs
     from headrace.telemetry.catalogue import ActorMetrics
+    from headrace.telemetry.labels import EnvFault
     from headrace.unroll import unpack_version
     from headrace.wire.messages import UNROLLS
     from headrace_actor.collector import Collector, Identity, Observers, Weights
     from headrace_actor.membership import Membership
-    from headrace_actor.stream import Introduction, ItemStream
+    from headrace_actor.stream import Introduction, ItemLedger, ItemStream
     from headrace_actor.weights import WeightSubscription
 
     logs.configure("actor", args.log_format, args.log_level)
@@ -55,7 +58,30 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     assignment = membership.join()
     if assignment is None:
         return
-    slots = make_slots(assignment.env, assignment.imports)
+    health.patience_s = max(health.patience_s, 2 * assignment.env.step_timeout_s)
+    collector: Collector | None = None
+
+    def failed(reason: EnvFault, abandoned: int) -> None:
+        metrics.env_failures.labels(reason).inc()
+        metrics.unrolls_abandoned.labels(reason).inc(abandoned)
+        membership.env_faults.add(reason, abandoned)
+
+    def hung(error: MisbehavedError) -> None:
+        """Leaves in place of the main thread, which is in an environment and may never come back."""
+        lifetime.fail(error)
+        if collector is None:
+            failed(error.reason, 0)
+        else:
+            collector.abandon(error.reason)
+        depart()
+        end_process(error)
+
+    try:
+        slots = make_slots(assignment.env, assignment.imports, hung)
+    except MisbehavedError as error:
+        failed(error.reason, 0)
+        membership.leave(ItemLedger(0, 0, 0, {}))
+        raise
     described = membership.describe(slots.spaces)
     if described is None:
         return
@@ -111,10 +137,17 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         metrics.weights_timestamp_seconds.set(new.published_at)
         metrics.weights_apply_seconds.observe(seconds)
 
+    def leave_run() -> None:
+        stream.leave()
+        membership.leave(stream.ledger())
+        reports.join(REPORT_DEADLINE_S)  # it would fail on a closed channel, and with it the process
+        learner.close()
+
+    depart = Once(leave_run)
     identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
-    observers = Observers(stepped, episode, applied)
-    collector = Collector(slots, policy, agent, identity, weights.newest, observers)
+    observers = Observers(stepped, episode, applied, failed)
     try:
+        collector = Collector(slots, policy, agent, identity, weights.newest, observers)
         if weights.wait_for_first(health.beat):
             health.ready(True)
         while stream.wait_for_room(collector.most_items, lifetime.stopping, health.beat):
@@ -122,10 +155,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
             if items is not None:
                 stream.put(items)
     finally:
-        stream.leave()
-        membership.leave(stream.ledger())
-        reports.join(REPORT_DEADLINE_S)  # it would fail on a closed channel, and with it the process
-        learner.close()
+        depart()
         slots.close()
 
 
@@ -133,6 +163,7 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     """An evaluator's life: no lease, no replay, no unrolls."""
     from prometheus_client import CollectorRegistry
 
+    from headrace.envs.guarded import end_process
     from headrace.envs.slots import make_slots
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
@@ -153,8 +184,9 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     assignment = evaluator.join()
     if assignment is None:
         return
+    health.patience_s = max(health.patience_s, 2 * assignment.env.step_timeout_s)
     num_envs = min(assignment.env.num_envs, assignment.evaluation.episodes)
-    slots = make_slots(assignment.env.model_copy(update={"num_envs": num_envs}), assignment.imports)
+    slots = make_slots(assignment.env.model_copy(update={"num_envs": num_envs}), assignment.imports, end_process)
     if not evaluator.describe(slots.spaces):
         return
     try:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,12 +15,17 @@ from headrace.agents.agent import Agent
 from headrace.agents.unrolling import Head
 from headrace.envs.seeds import policy_generator, slot_seeds
 from headrace.envs.slots import Slots
+from headrace.envs.transition import Fault
+from headrace.errors import MisbehavedError
 from headrace.models.policy import Policy, PolicyOutput
+from headrace.telemetry.labels import EnvFault
 from headrace.telemetry.logs import warn_every
 from headrace.unroll import Flags, Seen
 from headrace.wire.items import Item
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,7 @@ class Observers:
     stepped: Callable[[float, float, int], None] = lambda inference_s, env_s, valid: None
     episode: Callable[[float, int, bool], None] = lambda return_, length, judged: None
     applied: Callable[[Weights, float], None] = lambda weights, seconds: None
+    failed: Callable[[EnvFault, int], None] = lambda reason, abandoned: None  # and the unrolls in the making it cost
 
 
 @dataclass
@@ -71,7 +77,8 @@ class Collector:
         self._weights: Weights | None = None
         self._explorer = self.agent.explorer(identity.lease * count + np.arange(count))
         self._unroller = self.agent.unroller(count)
-        self._seen = self.slots.reset(slot_seeds(identity.run_seed, identity.lease, identity.incarnation, count))
+        seeds = slot_seeds(identity.run_seed, identity.lease, identity.incarnation, count)
+        self._seen = self._attempt(lambda: self.slots.reset(seeds))
         self._first = np.ones(count, np.bool_)
         self._valid = np.ones(count, np.bool_)
         self._previous_action = self.slots.spaces.actions.zeros(count)
@@ -109,20 +116,46 @@ class Collector:
         valid = self._valid
         self._unroller.act(action, behaviour, valid, self._weights.version)
 
-        self._seen, reward, terminated, truncated, life_lost = self.slots.step(action)
+        transition = self._attempt(lambda: self.slots.step(action))
         stepped = time.perf_counter()
+        self._seen = transition.seen
+        if transition.broken is not None:
+            self._break(transition.broken, transition.faults)
+            valid = valid & ~transition.broken
         # At an invalid tick the environment ignored the action and reset: nothing followed from it.
-        reward = np.where(valid, reward, np.float32(0))
-        terminated = terminated & valid
-        truncated = truncated & valid
+        reward = np.where(valid, transition.reward, np.float32(0))
+        terminated = transition.terminated & valid
+        truncated = transition.truncated & valid
         ended = terminated | truncated
-        if life_lost is not None:  # an end for learning only: no reset follows, and the episode's statistics go on
-            terminated = terminated | (life_lost & valid)
+        if transition.life_lost is not None:  # for learning only: no reset follows, and the episode's statistics go on
+            terminated = terminated | (transition.life_lost & valid)
         self._unroller.consequence(reward, terminated, truncated)
         self._count(reward, valid, ended)
         self._first, self._valid = ~valid, ~ended
         self._state, self._previous_action, self._previous_reward = state, action, reward
         self.observers.stepped(inferred - started, stepped - inferred, int(np.count_nonzero(valid)))
+
+    def abandon(self, reason: EnvFault) -> None:
+        """The environments of this process are at their end, and so is whatever was in the making."""
+        everything = np.ones(self.slots.num_slots, np.bool_)
+        self.observers.failed(reason, self._unroller.drop(everything))
+
+    def _attempt(self, call: Callable[[], T]) -> T:
+        try:
+            return call()
+        except MisbehavedError as error:
+            self.abandon(error.reason)
+            raise
+
+    def _break(self, broken: Flags, faults: Sequence[Fault]) -> None:
+        """What these slots were at is dropped: their next tick begins an episode."""
+        for slot, reason in faults:
+            only = np.zeros(len(broken), np.bool_)
+            only[slot] = True
+            self.observers.failed(reason, self._unroller.drop(only))
+        self._unroller.drop(broken)
+        self._return[broken] = 0.0
+        self._length[broken] = 0
 
     def _peek(self, seen: Seen) -> PolicyOutput:
         """What the policy says of what is seen next, which stays the next."""

@@ -151,6 +151,7 @@ class Evaluator:
             choose=make_agent(assignment.agent, slots.spaces, policy.state_spec()).greedy,
             stopping=self._stopping.is_set,
             stepped=stepped,
+            failed=lambda reason: self._metrics.env_failures.labels(reason).inc(),
         )
         if episodes is None:
             return

@@ -19,7 +19,7 @@ from headrace.rpc.channel import details, retrying
 from headrace.rpc.clients import LearnerClient
 from headrace.rpc.v1 import learner_pb2
 from headrace.telemetry.catalogue import ActorMetrics
-from headrace.telemetry.labels import Peer
+from headrace.telemetry.labels import EnvFault, Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire.compression import CODECS
 from headrace.wire.messages import PROTOCOL
@@ -93,6 +93,19 @@ class Episodes:
         return taken
 
 
+class EnvFaults:
+    """How often environments broke since the start of the process, by reason, and the unrolls in the making it cost."""
+
+    def __init__(self) -> None:
+        # All keys from the start: what counts is another thread than what reports.
+        self.failures: dict[str, int] = dict.fromkeys(EnvFault, 0)
+        self.abandoned: dict[str, int] = dict.fromkeys(EnvFault, 0)
+
+    def add(self, reason: EnvFault, abandoned: int) -> None:
+        self.failures[reason] += 1
+        self.abandoned[reason] += abandoned
+
+
 class Membership:
     """Speaks with the learner for one actor process, whose id is new at each start.
 
@@ -108,6 +121,7 @@ class Membership:
     ) -> None:
         self.id = uuid.uuid4().bytes
         self.episodes = Episodes()
+        self.env_faults = EnvFaults()
         self._learner = learner
         self._stopping = stopping
         self._metrics = metrics
@@ -173,6 +187,8 @@ class Membership:
                 env_steps=self.episodes.steps,
                 returns=self.episodes.take(),
                 leaving=leaving,
+                env_failures=self.env_faults.failures,
+                unrolls_abandoned=self.env_faults.abandoned,
             )
         )
 

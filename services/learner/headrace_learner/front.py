@@ -26,7 +26,7 @@ from headrace.wire.payload import PayloadSchema
 from headrace_learner.evaluations import Evaluation, Evaluations
 from headrace_learner.ledgers import ActorLedger
 from headrace_learner.publisher import WeightPublisher
-from headrace_learner.roster import Roster
+from headrace_learner.roster import EnvFaults, Roster
 
 logger = logging.getLogger(__name__)
 
@@ -150,6 +150,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
             request.env_steps,
             request.returns,
             leaving=request.leaving,
+            faults=EnvFaults(Counter(request.env_failures), Counter(request.unrolls_abandoned)),
         )
         return learner_pb2.ReportReply(known=known)
 

@@ -10,10 +10,19 @@ from dataclasses import dataclass, field, replace
 
 from headrace.config import StopConfig
 from headrace.telemetry.catalogue import LearnerMetrics
+from headrace.telemetry.labels import EnvFault
 from headrace_learner.ledgers import ActorLedger
 
 _INCARNATIONS_PER_EPOCH = 1 << 16
 MAX_REMEMBERED = 4096  # actors that left or were lost, so that one that comes back is not counted twice
+
+
+@dataclass(frozen=True)
+class EnvFaults:
+    """How often environments broke, by reason, and the unrolls in the making it cost."""
+
+    failures: Counter[str] = field(default_factory=Counter)
+    abandoned: Counter[str] = field(default_factory=Counter)
 
 
 @dataclass
@@ -26,6 +35,7 @@ class Member:
     sequence: int = 0
     env_steps: int = 0
     ledger: ActorLedger = field(default_factory=ActorLedger)
+    faults: EnvFaults = EnvFaults()
 
 
 class Roster:
@@ -56,6 +66,7 @@ class Roster:
         self._lost: OrderedDict[bytes, Member] = OrderedDict()  # lease expired; they may come back
         self._returns: deque[float] = deque(maxlen=stop.episodes)
         self.episodes = 0
+        self.faults = EnvFaults()  # of all actors of this epoch
         self.solved_at: float | None = None  # clock at which the goal was reached first
 
     def join(self, actor: bytes, wanted: int | None) -> Member:
@@ -87,6 +98,7 @@ class Roster:
         returns: Sequence[float],
         *,
         leaving: bool,
+        faults: EnvFaults = EnvFaults(),
     ) -> bool:
         """Books a report. False: this actor has no lease (any more) and should join again."""
         with self._lock:
@@ -100,6 +112,7 @@ class Roster:
                 self._metrics.env_steps.inc(max(0, env_steps - member.env_steps))
                 member.env_steps = env_steps
                 member.ledger = ledger
+                self._broke(member, faults)
                 self._finished(returns, now)
             if leaving:
                 del self._members[actor]
@@ -176,9 +189,22 @@ class Roster:
         if self._returns:
             self._metrics.episode_return_mean.set(sum(self._returns) / len(self._returns))
 
+    def _broke(self, member: Member, faults: EnvFaults) -> None:
+        """Books what is new. Reasons that are none of EnvFault come from no actor of ours."""
+        for reason in EnvFault:
+            for told, before, total, metric in (
+                (faults.failures, member.faults.failures, self.faults.failures, self._metrics.env_failures),
+                (faults.abandoned, member.faults.abandoned, self.faults.abandoned, self._metrics.unrolls_abandoned),
+            ):
+                new = max(0, told[reason] - before[reason])
+                total[reason] += new
+                metric.labels(reason).inc(new)
+        member.faults = faults
+
     def _expire(self, now: float) -> None:
         for actor in [a for a, member in self._members.items() if now - member.heard_at > self._lease_s]:
             self._lost[actor] = self._members.pop(actor)
+            self._metrics.actors_lost.inc()
             if len(self._lost) > MAX_REMEMBERED:
                 _, member = self._lost.popitem(last=False)
                 self._depart(member.env_steps, _lost(member.ledger))
