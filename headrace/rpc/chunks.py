@@ -28,10 +28,17 @@ class Blob:
     version: int
     data: bytes
     published_at: float  # Unix time, seconds
+    return_scale: float
 
 
 def split(
-    epoch: int, version: int, blob: bytes, published_at: float, chunk_bytes: int = WEIGHTS_CHUNK_BYTES
+    epoch: int,
+    version: int,
+    blob: bytes,
+    published_at: float,
+    chunk_bytes: int = WEIGHTS_CHUNK_BYTES,
+    *,
+    return_scale: float = 1.0,
 ) -> tuple[WeightsChunk, ...]:
     """The chunks of one version: made once, then shared by all subscribers. An empty blob has one empty chunk."""
     if not 1 <= chunk_bytes <= MAX_MESSAGE_BYTES - _HEADER_ROOM_BYTES:
@@ -46,6 +53,7 @@ def split(
             offset=start,
             data=blob[start:end],
             published_at=published_at,
+            return_scale=return_scale,
         )
         for start, end in slices(len(blob), chunk_bytes)
     )
@@ -89,7 +97,9 @@ class Assembler:
                 return None
             if self._crc32 != first.crc32:
                 raise ChunkError(f"{_name(first)}: checksum is {self._crc32:08x}, expected {first.crc32:08x}")
-            blob = Blob(first.epoch, first.version, b"".join(self._parts), first.published_at)
+            blob = Blob(
+                first.epoch, first.version, b"".join(self._parts), first.published_at, first.return_scale or 1.0
+            )
         except ChunkError:
             self.reset()
             raise

@@ -23,6 +23,7 @@ from headrace.telemetry.labels import (
     LearnerMethod,
     LossComponent,
     MissReason,
+    Normalized,
     Peer,
     RefusalReason,
     RejectReason,
@@ -299,6 +300,17 @@ class LearnerMetrics(ServerMetrics):
         self.q_value = gauge("q_value", "value", "Mean Q-value of the actions of the last batch, as the network has it")
         self.explained_variance = gauge(
             "explained_variance", "ratio", "1 - Var(targets - values) / Var(targets) in the last batch"
+        )
+
+        self.normalization_samples = gauge(
+            "normalization_samples",
+            "steps",
+            "Valid ticks that normalisation goes by; 0 where it is off",
+            {"of": Normalized},
+        )
+        self.return_scale = gauge("return_scale", "ratio", "What rewards are multiplied by to be normalised")
+        self.statistics_refused = counter(
+            "statistics_refused_total", "statistics", "Statistics in actors' reports that were not taken"
         )
 
         self.items_drawn = counter("items_drawn_total", "items", "Items received from replay")

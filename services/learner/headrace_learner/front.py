@@ -125,6 +125,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         difference = fixed.result().difference(spaces)
         if difference is not None:
             await context.abort(_REFUSED, f"the environment does not fit the run: {difference}")
+        self._roster.described(request.actor)
         opened = await asyncio.shield(asyncio.wrap_future(self._definition.opened))
         return learner_pb2.DescribeReply(
             spaces_json=fixed.result().to_json(),
@@ -150,6 +151,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
             request.env_steps,
             request.returns,
             leaving=request.leaving,
+            statistics=self._roster.normalizers.read(request),
         )
         return learner_pb2.ReportReply(known=known)
 

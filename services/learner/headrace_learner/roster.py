@@ -5,12 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.config import StopConfig
+from headrace.moments import Moments
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace_learner.ledgers import ActorLedger
+from headrace_learner.normalizers import Normalizers
 
 _INCARNATIONS_PER_EPOCH = 1 << 16
 MAX_REMEMBERED = 4096  # actors that left or were lost, so that one that comes back is not counted twice
@@ -26,12 +28,14 @@ class Member:
     sequence: int = 0
     env_steps: int = 0
     ledger: ActorLedger = field(default_factory=ActorLedger)
+    described: bool = False  # its environment is the run's
 
 
 class Roster:
     """Who takes part. Thread-safe; never waits.
 
     A lease is the lowest free index, kept by reporting. It is advice: an actor whose lease expired is welcome back.
+    normalizers: where the statistics of reports go.
     """
 
     def __init__(
@@ -41,7 +45,9 @@ class Roster:
         stop: StopConfig,
         metrics: LearnerMetrics,
         clock: Callable[[], float] = time.monotonic,
+        normalizers: Normalizers | None = None,
     ) -> None:
+        self.normalizers = normalizers or Normalizers()
         self._epoch = epoch
         self._lease_s = lease_s
         self._stop = stop
@@ -78,6 +84,12 @@ class Roster:
             self._metrics.actors.set(len(self._members))
             return member
 
+    def described(self, actor: bytes) -> None:
+        """The actor's environment is the run's: from now on its statistics count."""
+        with self._lock:
+            if (member := self._members.get(actor)) is not None:
+                member.described = True
+
     def report(
         self,
         actor: bytes,
@@ -87,6 +99,7 @@ class Roster:
         returns: Sequence[float],
         *,
         leaving: bool,
+        statistics: Mapping[str, Moments] | None = None,
     ) -> bool:
         """Books a report. False: this actor has no lease (any more) and should join again."""
         with self._lock:
@@ -101,6 +114,10 @@ class Roster:
                 member.env_steps = env_steps
                 member.ledger = ledger
                 self._finished(returns, now)
+                if statistics and member.described:
+                    self.normalizers.merge(statistics)
+                elif statistics:
+                    self.normalizers.refuse(f"actor {actor.hex()} has not described its environment")
             if leaving:
                 del self._members[actor]
                 self._departed_ids.append(actor)
