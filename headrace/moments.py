@@ -32,8 +32,9 @@ class Moments:
         """Of these rows [n, size]."""
         if not len(rows):
             return cls.none(rows.shape[1])
-        mean = rows.mean(axis=0, dtype=np.float64)
-        deviation = rows - mean
+        numbers = rows.astype(np.float64)
+        mean = numbers.sum(axis=0) / len(numbers)
+        deviation = numbers - mean
         return cls(len(rows), mean, np.einsum("ij,ij->j", deviation, deviation))
 
     @classmethod

@@ -112,7 +112,7 @@ class Collector:
         inferred = time.perf_counter()
         valid = self._valid
         if self.statistics is not None:
-            self.statistics.seen(seen, valid)
+            self.statistics.seen(seen)
         self._unroller.act(action, behaviour, valid, self._weights.version)
 
         self._seen, reward, terminated, truncated, life_lost = self.slots.step(action)

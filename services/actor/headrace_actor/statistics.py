@@ -22,57 +22,70 @@ _MOST_TICKS = 64
 
 
 class Statistics:
-    """Gathers since the last `take`. `seen` and `rewarded` are for the stepping thread, all else for any.
+    """Gathers since the last `take`. `seen` and then `rewarded` are for the stepping thread at each tick, all else for
+    any thread.
 
-    Two ticks of N slots cost little more than two copies: what is copied is counted many ticks at a time.
+    A tick costs little more than copies of what there is of it: it is counted with many others at a time.
     """
 
     def __init__(self, slots: int, leaves: Mapping[str, Leaf], rewards: AgentConfig | None) -> None:
         """leaves: of the observation that are normalised, none if there are none. rewards: the settings by which
         returns are discounted and rewards clipped; None: returns are not gathered."""
+        size = size_of(leaves)
+        ticks = min(max(_BUFFER_BYTES // (4 * slots * max(size, 1)), 1), _MOST_TICKS)
         self._lock = threading.Lock()
-        self._leaves = {observation_field(path): leaf.columns for path, leaf in leaves.items()}
+        self._columns = {observation_field(path): leaf.columns for path, leaf in leaves.items()}
         self._rewards = rewards
-        self._return = np.zeros(slots)
-        self._gathered: dict[str, _Gathered] = {}
+        self._carried = np.zeros(slots)  # of the discounted returns into the next tick
+        # Tick by tick, of which the first `_counted` are in the moments and the first `_ticks` are complete:
+        self._observations = np.empty((ticks, slots, size), np.float32)
+        self._returns = np.empty((ticks, slots))
+        self._valid = np.empty((ticks, slots), np.bool_)
+        self._ticks = self._counted = 0
+        self._moments: dict[str, Moments] = {}
         if leaves:
-            self._gathered[OBSERVATIONS] = _Gathered(slots, size_of(leaves), np.float32)
+            self._moments[OBSERVATIONS] = Moments.none(size)
         if rewards is not None:
-            self._gathered[DISCOUNTED_RETURNS] = _Gathered(slots, 1, np.float64)
+            self._moments[DISCOUNTED_RETURNS] = Moments.none(1)
 
-    def seen(self, seen: Seen, valid: Flags) -> None:
-        """What the slots see at a tick, as the network gets it; it counts where the tick is valid."""
-        if not self._leaves:
-            return
-        with self._lock:
-            rows = self._gathered[OBSERVATIONS].add(valid)
-            for field, columns in self._leaves.items():
-                rows[:, columns] = seen[field].reshape(len(rows), -1)
+    def seen(self, seen: Seen) -> None:
+        """What the slots see at a tick, as the network gets it."""
+        rows = self._observations[self._ticks]
+        for field, columns in self._columns.items():
+            rows[:, columns] = seen[field].reshape(len(rows), -1)
 
     def rewarded(self, reward: npt.NDArray[np.float32], valid: Flags, ended: Flags) -> None:
-        """The rewards of a tick, and where an episode ended with it, for learning at least."""
-        config = self._rewards
-        if config is None:
-            return
-        if config.reward_clip is not None:
-            reward = reward.clip(-config.reward_clip, config.reward_clip)
-        self._return *= config.discount
-        self._return += reward
+        """What followed, and where an episode ended with it, for learning at least. The tick counts where it is valid.
+
+        reward: 0 where it is not.
+        """
+        tick, config = self._ticks, self._rewards
+        if config is not None:
+            if config.reward_clip is not None:
+                reward = reward.clip(-config.reward_clip, config.reward_clip)
+            returns = np.add(self._carried, reward, out=self._returns[tick])
+            np.multiply(returns, config.discount, out=self._carried)
+            np.copyto(self._carried, 0.0, where=ended)
+        self._valid[tick] = valid
         with self._lock:
-            self._gathered[DISCOUNTED_RETURNS].add(valid)[:, 0] = self._return
-        self._return[ended] = 0.0
+            self._ticks = tick + 1
+            if self._ticks == len(self._valid):
+                self._count()
+                self._ticks = self._counted = 0
 
     def take(self) -> dict[str, Moments]:
-        """What has been gathered, by name; it begins anew. Nothing of what no number was gathered of."""
+        """What has been gathered, by name, where there is anything; it begins anew."""
         with self._lock:
-            taken = {name: gathered.take() for name, gathered in self._gathered.items()}
+            self._count()
+            taken = self._moments
+            self._moments = {name: Moments.none(len(moments.mean)) for name, moments in taken.items()}
         return {name: moments for name, moments in taken.items() if moments.count}
 
     def give_back(self, taken: Mapping[str, Moments]) -> None:
         """What was taken did not arrive: the next `take` has it again."""
         with self._lock:
             for name, moments in taken.items():
-                self._gathered[name].give_back(moments)
+                self._moments[name] = self._moments[name].merged(moments)
 
     def fill(self, request: learner_pb2.ReportRequest) -> None:
         """Takes, and puts it into a report."""
@@ -88,41 +101,23 @@ class Statistics:
                 size = len(told.mean) // 8
                 self.give_back({name: Moments.from_bytes(told.count, told.mean, told.m2, size)})
 
-
-class _Gathered:
-    """Rows of numbers: the newest as they are, what came before as their moments."""
-
-    def __init__(self, slots: int, size: int, dtype: type[np.floating[Any]]) -> None:
-        row_bytes = slots * size * np.dtype(dtype).itemsize
-        ticks = min(max(_BUFFER_BYTES // row_bytes, 1), _MOST_TICKS)
-        self._rows = np.empty((ticks, slots, size), dtype)
-        self._valid = np.empty((ticks, slots), np.bool_)
-        self._ticks = 0
-        self._moments = Moments.none(size)
-
-    def add(self, valid: Flags) -> npt.NDArray[Any]:
-        """The rows of the next tick [slots, size], to be filled in; those count that are valid."""
-        if self._ticks == len(self._rows):
-            self._fold()
-        tick = self._ticks
-        self._ticks = tick + 1
-        self._valid[tick] = valid
-        rows: npt.NDArray[Any] = self._rows[tick]
-        return rows
-
-    def take(self) -> Moments:
-        self._fold()
-        taken, self._moments = self._moments, Moments.none(len(self._moments.mean))
-        return taken
-
-    def give_back(self, moments: Moments) -> None:
-        self._moments = self._moments.merged(moments)
-
-    def _fold(self) -> None:
-        rows = self._rows[: self._ticks][self._valid[: self._ticks]]
-        self._ticks = 0
-        finite = np.isfinite(rows).all(axis=1)
-        self._moments = self._moments.merged(Moments.of(rows if finite.all() else rows[finite]))
+    def _count(self) -> None:
+        """Brings the moments up to the last complete tick."""
+        ticks = slice(self._counted, self._ticks)
+        self._counted = self._ticks
+        valid = self._valid[ticks]
+        gathered: dict[str, npt.NDArray[Any]] = {
+            OBSERVATIONS: self._observations[ticks],
+            DISCOUNTED_RETURNS: self._returns[ticks, :, None],
+        }
+        for name, before in self._moments.items():
+            rows = gathered[name]
+            rows = rows.reshape(-1, rows.shape[-1]) if valid.all() else rows[valid]
+            with np.errstate(invalid="ignore"):
+                moments = Moments.of(rows)
+            if not np.isfinite(moments.m2).all():  # an environment's float64 may be too large for float32
+                moments = Moments.of(rows[np.isfinite(rows).all(axis=1)])
+            self._moments[name] = before.merged(moments)
 
 
 def make_statistics(model: ModelConfig, agent: Agent[Any], spaces: Spaces, slots: int) -> Statistics | None:
