@@ -95,9 +95,8 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
     agent = make_agent(config.agent, spaces, state_spec(network))
     settings = settings_of(config)
     check_bytes(settings, config, agent.schema.payload_bytes)  # nothing is compressed here: nothing travels
-    normalizers = Normalizers(metrics.statistics_refused.inc)
-    trainer = Trainer(network, agent, config, device, normalizers)
-    roster = Roster(folder.epoch, float("inf"), config.stop, metrics, normalizers=normalizers)
+    trainer = Trainer(network, agent, config, device)
+    roster = Roster(folder.epoch, float("inf"), config.stop, metrics)
     if folder.checkpoint is not None:
         resume(folder.checkpoint, trainer, roster)
     elif options.init_from is not None:
@@ -109,7 +108,7 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
     actors = []
     for index, (own_slots, policy) in enumerate(zip(slots, policies, strict=True)):
         statistics = make_statistics(config.model, agent, spaces, own_slots.num_slots)
-        actor = SerialActor(index, roster, statistics)
+        actor = SerialActor(index, roster, statistics, trainer.normalizers)
         identity = Identity(config.seed, actor.lease, actor.incarnation)
         observers = Observers(stepped=actor.stepped, episode=actor.episode)
         actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers, statistics)
@@ -155,12 +154,12 @@ class SerialActor:
 
     collector: Collector
 
-    def __init__(self, index: int, roster: Roster, statistics: Statistics | None) -> None:
+    def __init__(self, index: int, roster: Roster, statistics: Statistics | None, normalizers: Normalizers) -> None:
         self._id = index.to_bytes(16, "big")
         self._roster = roster
         self._statistics = statistics
+        self._normalizers = normalizers
         member = roster.join(self._id, index)
-        roster.described(self._id)
         self.lease, self.incarnation = member.lease, member.incarnation
         self.ledger = ActorLedger()
         self._steps = 0
@@ -176,16 +175,10 @@ class SerialActor:
 
     def report(self, *, leaving: bool = False) -> None:
         self._reports += 1
-        self._roster.report(
-            self._id,
-            self._reports,
-            self.ledger,
-            self._steps,
-            self._returns,
-            leaving=leaving,
-            statistics=None if self._statistics is None else self._statistics.take(),
-        )
+        self._roster.report(self._id, self._reports, self.ledger, self._steps, self._returns, leaving=leaving)
         self._returns = []
+        if self._statistics is not None:
+            self._normalizers.merge(self._statistics.take())
 
 
 class Stepping:

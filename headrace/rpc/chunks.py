@@ -6,6 +6,7 @@ may begin before the last one is complete (the sender skips what is no longer th
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ class Blob:
     version: int
     data: bytes
     published_at: float  # Unix time, seconds
-    return_scale: float
+    return_scale: float = 1.0  # what rewards are multiplied by to be normalised
 
 
 def split(
@@ -53,7 +54,7 @@ def split(
             offset=start,
             data=blob[start:end],
             published_at=published_at,
-            return_scale=return_scale,
+            return_scale=return_scale if return_scale != 1.0 else None,
         )
         for start, end in slices(len(blob), chunk_bytes)
     )
@@ -97,9 +98,8 @@ class Assembler:
                 return None
             if self._crc32 != first.crc32:
                 raise ChunkError(f"{_name(first)}: checksum is {self._crc32:08x}, expected {first.crc32:08x}")
-            blob = Blob(
-                first.epoch, first.version, b"".join(self._parts), first.published_at, first.return_scale or 1.0
-            )
+            data = b"".join(self._parts)
+            blob = Blob(first.epoch, first.version, data, first.published_at, _return_scale(first))
         except ChunkError:
             self.reset()
             raise
@@ -120,6 +120,8 @@ class Assembler:
         self.reset()
         if chunk.total_bytes > self._max_bytes:
             raise ChunkError(f"{_name(chunk)} has {chunk.total_bytes} bytes, expected at most {self._max_bytes}")
+        if not 0 < _return_scale(chunk) < math.inf:
+            raise ChunkError(f"{_name(chunk)} has the return_scale {chunk.return_scale:g}, expected a positive number")
         self._first = chunk
 
     def _follow(self, chunk: WeightsChunk) -> WeightsChunk:
@@ -139,6 +141,10 @@ class Assembler:
             end = chunk.offset + len(chunk.data)
             raise ChunkError(f"{_name(chunk)}: chunk ends at {end}, expected at most total_bytes {chunk.total_bytes}")
         return first
+
+
+def _return_scale(chunk: WeightsChunk) -> float:
+    return chunk.return_scale if chunk.HasField("return_scale") else 1.0
 
 
 def _name(chunk: WeightsChunk) -> str:

@@ -23,7 +23,6 @@ from headrace.telemetry.labels import (
     LearnerMethod,
     LossComponent,
     MissReason,
-    Normalized,
     Peer,
     RefusalReason,
     RejectReason,
@@ -303,10 +302,7 @@ class LearnerMetrics(ServerMetrics):
         )
 
         self.normalization_samples = gauge(
-            "normalization_samples",
-            "steps",
-            "Valid ticks that normalisation goes by; 0 where it is off",
-            {"of": Normalized},
+            "normalization_samples", "steps", "Valid ticks that normalisation goes by; 0 where it is off"
         )
         self.return_scale = gauge("return_scale", "ratio", "What rewards are multiplied by to be normalised")
         self.statistics_refused = counter(

@@ -104,13 +104,6 @@ class LossComponent(StrEnum):
     TOTAL = "total"
 
 
-class Normalized(StrEnum):
-    """What is normalised by running statistics."""
-
-    OBSERVATIONS = "observations"
-    DISCOUNTED_RETURNS = "discounted_returns"  # rewards are divided by their deviation
-
-
 class DiscardReason(StrEnum):
     """Why the learner did not train on an item that it had drawn."""
 

@@ -70,11 +70,11 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
 
     server = Server(str(args.bind), register, lifetime.fail, services=[LEARNER_SERVICE], observe=metrics.observe_rpc)
     normalizers = Normalizers(metrics.statistics_refused.inc)
-    roster = Roster(folder.epoch, config.learner.lease_s, config.stop, metrics, normalizers=normalizers)
+    roster = Roster(folder.epoch, config.learner.lease_s, config.stop, metrics)
     definition = Definition(folder.spaces)
     publisher = WeightPublisher(folder.epoch, config.learner.min_publish_s, server.call_soon, metrics)
     evaluations = None if config.evaluation.every_s is None else Evaluations(metrics)
-    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher, evaluations)
+    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher, evaluations, normalizers)
     replay = ReplayLinks(args.replay, lifetime.stopping, metrics)
     server.start()
     server.set_serving(True)

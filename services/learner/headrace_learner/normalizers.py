@@ -22,7 +22,7 @@ Arrays = dict[str, npt.NDArray[np.float64]]
 class Normalizers:
     """Observations and discounted returns, as far as the run normalises by them. Thread-safe; never waits.
 
-    refused: called for each part of a report that is not taken.
+    refused: called for each statistic of a report that is not taken.
     """
 
     def __init__(self, refused: Callable[[], object] = lambda: None) -> None:
@@ -35,29 +35,21 @@ class Normalizers:
         with self._lock:
             self._moments = {name: Moments.none(size) for name, size in sizes.items()}
 
-    def read(self, request: learner_pb2.ReportRequest) -> dict[str, Moments]:
-        """The statistics of a report. What is not as this run has it is refused: left out, counted and logged."""
-        told: dict[str, Moments] = {}
-        for name in STATISTICS:
-            if not request.HasField(name):
-                continue
+    def book(self, request: learner_pb2.ReportRequest) -> None:
+        """Adds what a report tells. What is not as this run has it is refused: left out, counted and logged."""
+        for name in gathered_in(request):
             part: learner_pb2.Moments = getattr(request, name)
-            expected = self._moments.get(name)
             try:
+                expected = self.moments().get(name)
                 if expected is None:
                     raise ValueError("this run does not gather them")
-                told[name] = Moments.from_bytes(part.count, part.mean, part.m2, len(expected.mean))
+                self.merge({name: Moments.from_bytes(part.count, part.mean, part.m2, len(expected.mean))})
             except ValueError as error:
-                self.refuse(f"{name} of actor {request.actor[:16].hex()}: {error}")
-        return told
-
-    def refuse(self, what: str) -> None:
-        """Counts and logs statistics that are not taken."""
-        self._refused()
-        warn_every(logger, "statistics", 10, "refused statistics: %s", what)
+                self._refused()
+                warn_every(logger, "statistics", 10, "refused %s of actor %s: %s", name, request.actor.hex(), error)
 
     def merge(self, told: Mapping[str, Moments]) -> None:
-        """Adds what a report told, as `read` gave it."""
+        """Adds moments by name."""
         with self._lock:
             for name, moments in told.items():
                 self._moments[name] = self._moments[name].merged(moments)
@@ -66,6 +58,11 @@ class Normalizers:
         """All that was merged so far, by name."""
         with self._lock:
             return dict(self._moments)
+
+    @property
+    def samples(self) -> int:
+        """How many valid ticks they are of; 0 where nothing is gathered."""
+        return max((moments.count for moments in self.moments().values()), default=0)
 
     def state(self) -> Arrays:
         """For a checkpoint: `name/count` [], `name/mean` and `name/m2` [size]."""
@@ -81,3 +78,8 @@ class Normalizers:
             for name in self._moments:
                 count, mean, m2 = (np.array(state[f"{name}/{field}"]) for field in ("count", "mean", "m2"))
                 self._moments[name] = Moments(int(count), mean, m2)
+
+
+def gathered_in(request: learner_pb2.ReportRequest) -> list[str]:
+    """Which statistics a report tells of, by name."""
+    return [name for name in STATISTICS if request.HasField(name)]

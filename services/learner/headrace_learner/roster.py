@@ -5,14 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from headrace.config import StopConfig
-from headrace.moments import Moments
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace_learner.ledgers import ActorLedger
-from headrace_learner.normalizers import Normalizers
 
 _INCARNATIONS_PER_EPOCH = 1 << 16
 MAX_REMEMBERED = 4096  # actors that left or were lost, so that one that comes back is not counted twice
@@ -35,7 +33,6 @@ class Roster:
     """Who takes part. Thread-safe; never waits.
 
     A lease is the lowest free index, kept by reporting. It is advice: an actor whose lease expired is welcome back.
-    normalizers: where the statistics of reports go.
     """
 
     def __init__(
@@ -45,9 +42,7 @@ class Roster:
         stop: StopConfig,
         metrics: LearnerMetrics,
         clock: Callable[[], float] = time.monotonic,
-        normalizers: Normalizers | None = None,
     ) -> None:
-        self.normalizers = normalizers or Normalizers()
         self._epoch = epoch
         self._lease_s = lease_s
         self._stop = stop
@@ -99,9 +94,12 @@ class Roster:
         returns: Sequence[float],
         *,
         leaving: bool,
-        statistics: Mapping[str, Moments] | None = None,
+        statistics: Callable[[], object] | None = None,
     ) -> bool:
-        """Books a report. False: this actor has no lease (any more) and should join again."""
+        """Books a report. False: this actor has no lease (any more) and should join again.
+
+        statistics: called to take those of the report, if there are any, where it is booked, and not a second time.
+        """
         with self._lock:
             member = self._members.get(actor)
             if member is None:
@@ -114,10 +112,10 @@ class Roster:
                 member.env_steps = env_steps
                 member.ledger = ledger
                 self._finished(returns, now)
-                if statistics and member.described:
-                    self.normalizers.merge(statistics)
-                elif statistics:
-                    self.normalizers.refuse(f"actor {actor.hex()} has not described its environment")
+                if statistics is not None and member.described:
+                    statistics()
+                elif statistics is not None:
+                    self._metrics.statistics_refused.inc()
             if leaving:
                 del self._members[actor]
                 self._departed_ids.append(actor)

@@ -22,7 +22,7 @@ from headrace.service import Lifetime
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace.telemetry.diagnostics import show
 from headrace.telemetry.health import Health
-from headrace.telemetry.labels import DiscardReason, Normalized, StepPhase
+from headrace.telemetry.labels import DiscardReason, StepPhase
 from headrace.telemetry.recorder import Recorder
 from headrace.unroll import unpack_version, updates_of
 from headrace.wire.messages import Floats, Ints
@@ -169,8 +169,7 @@ class Training:
         trainer = self.trainer
         trainer.refresh()
         self.metrics.return_scale.set(trainer.return_scale)
-        for name, moments in trainer.normalizers.moments().items():
-            self.metrics.normalization_samples.labels(Normalized(name)).set(moments.count)
+        self.metrics.normalization_samples.set(trainer.normalizers.samples)
         if not self.publisher.publish(trainer.network, trainer.updates, trainer.return_scale):
             logger.error("the parameters are not finite: not published")
 
