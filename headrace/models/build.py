@@ -22,9 +22,9 @@ _WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", tor
 
 def build_network(config: ModelConfig, spaces: Spaces) -> Network:
     """The network, on the CPU, with the current torch seed. ConfigError if it and the spaces do not go together."""
+    normalizer = ObservationNormalizer(spaces.observations) if config.normalize_observations else None
     network = BuiltIn(spaces, config) if config.network is None else _own(config, spaces)
-    if config.normalize_observations:
-        network.observation_normalizer = ObservationNormalizer(spaces.observations)
+    network.observation_normalizer = normalizer
     if config.network is not None:
         _try(network, config.network, spaces)
     return network
