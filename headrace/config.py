@@ -123,7 +123,7 @@ class RunConfig(Section):
         if model.network is not None:
             for key, field in ModelConfig.model_fields.items():
                 value = getattr(model, key)
-                if key not in ("network", "kwargs") and value != field.default:
+                if key not in ("network", "kwargs", "normalize_observations") and value != field.default:
                     given = {f"model.{key}": value, "model.network": model.network}
                     why = "an own network has its own layers and memory, and sees all inputs"
                     raise ContradictionError(given, "does not go with", why)

@@ -97,6 +97,9 @@ class AgentConfig(Section):
     """Rewards are clipped to [-c, c] to be learnt from (reward units); null: not clipped. Statistics stay raw."""
     reward_scale: PositiveNumber = 1.0
     """Factor on the (clipped) rewards that are learnt from: values of about 1 to 10 are learnt fastest (ratio)."""
+    normalize_rewards: bool = False
+    """Whether rewards are divided by the running standard deviation of the discounted return to be learnt from, after
+    reward_clip and before reward_scale, and then limited to [-10, 10]. Statistics stay raw."""
 
 
 class OwnAgentConfig(Section):
@@ -126,6 +129,9 @@ class ModelConfig(Section):
     """Whether the core, or the heads if there is none, also see the previous action and the previous reward."""
     head_sizes: tuple[PositiveWhole, ...] = ()
     """Width of each hidden layer that the policy and the value head have of their own (units)."""
+    normalize_observations: bool = False
+    """Whether a network sees each number of a Box less its running mean, divided by its running standard deviation, and
+    limited to [-10, 10]; not uint8, which is divided by 255."""
     network: ImportPath | None = None
     """Import path module:Class of an own network, which replaces the built-in one; null: built-in."""
     kwargs: Kwargs = {}

@@ -44,10 +44,12 @@ from headrace.wire.items import Item
 from headrace.wire.messages import UNROLLS, Floats
 from headrace.wire.payload import PayloadSchema
 from headrace_actor.collector import Collector, Identity, Observers, Weights
+from headrace_actor.statistics import Statistics, make_statistics
 from headrace_learner.account import Account
 from headrace_learner.importance import importance_weights, relative
 from headrace_learner.ledgers import ActorLedger, LearnerLedger, ReplayLedger
 from headrace_learner.loader import LoadedBatch
+from headrace_learner.normalizers import Normalizers
 from headrace_learner.replay_link import check_bytes, settings_of
 from headrace_learner.roster import EnvFaults, Roster
 from headrace_learner.run_folder import RunFolder
@@ -103,13 +105,14 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
 
     policies = [make_policy(config.model, spaces) for _ in slots]
     publisher = DirectPublisher(folder.epoch, policies[0].decode)
-    publisher.publish(network, trainer.updates)
+    publisher.publish(network, trainer.updates, trainer.return_scale)
     actors = []
     for index, (own_slots, policy) in enumerate(zip(slots, policies, strict=True)):
-        actor = SerialActor(index, roster)
+        statistics = make_statistics(config.model, agent, spaces, own_slots.num_slots)
+        actor = SerialActor(index, roster, statistics, trainer.normalizers)
         identity = Identity(config.seed, actor.lease, actor.incarnation)
         observers = Observers(stepped=actor.stepped, episode=actor.episode, failed=actor.failed)
-        actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers)
+        actor.collector = Collector(own_slots, policy, agent, identity, publisher.newest, observers, statistics)
         actors.append(actor)
     table = make_table(table_spec(settings), random=table_generator(config.seed, folder.epoch))
     stepping = Stepping(actors, table, agent.schema, settings, lifetime, LearnerLedger(metrics))
@@ -152,9 +155,11 @@ class SerialActor:
 
     collector: Collector
 
-    def __init__(self, index: int, roster: Roster) -> None:
+    def __init__(self, index: int, roster: Roster, statistics: Statistics | None, normalizers: Normalizers) -> None:
         self._id = index.to_bytes(16, "big")
         self._roster = roster
+        self._statistics = statistics
+        self._normalizers = normalizers
         member = roster.join(self._id, index)
         self.lease, self.incarnation = member.lease, member.incarnation
         self.ledger = ActorLedger()
@@ -181,6 +186,8 @@ class SerialActor:
         told = self._id, self._reports, self.ledger, self._steps, self._returns
         self._roster.report(*told, leaving=leaving, faults=self._faults)
         self._returns = []
+        if self._statistics is not None:
+            self._normalizers.merge(self._statistics.take())
 
 
 class Stepping:
@@ -317,7 +324,7 @@ class DirectPublisher:
     def due(self, version: int) -> bool:
         return version > self._version
 
-    def publish(self, network: Network, version: int) -> bool:
+    def publish(self, network: Network, version: int, return_scale: float = 1.0) -> bool:
         """As WeightPublisher.publish."""
         if self._encoder is None or self._encoder.network is not network:
             self._encoder = ParameterEncoder(network)
@@ -325,7 +332,8 @@ class DirectPublisher:
         if blob is None:
             return False
         self._version = version
-        self._newest = Weights(self._decode(blob), pack_version(self.epoch, version), time.time())
+        packed = pack_version(self.epoch, version)
+        self._newest = Weights(self._decode(blob), packed, time.time(), return_scale)
         return True
 
     def age_s(self, version: int) -> float | None:

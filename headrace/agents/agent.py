@@ -72,6 +72,9 @@ class Agent(ABC, Generic[ConfigT]):
     """Updates between two copies of the network into a target network; None: there is no target network."""
     schema: PayloadSchema
     """What its items consist of."""
+    return_scale: float = 1.0
+    """In an actor, for first priorities: what the learner multiplies rewards by where they are normalised, as of the
+    weights that act. (The learner has it in each batch.)"""
 
     def __init__(self, config: ConfigT, spaces: Spaces, state: Mapping[str, ArraySpec]) -> None:
         """state: the specs of one slot's recurrent state; empty without memory. ConfigError for what does not fit."""

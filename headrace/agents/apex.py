@@ -36,6 +36,7 @@ from headrace.config_sections import PositiveWhole
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.imports import LazyModule
+from headrace.normalization import LIMIT
 from headrace.unroll import Flags, Seen
 from headrace.wire.items import Item
 from headrace.wire.payload import ArraySpec, Buffer, PayloadSchema
@@ -87,7 +88,7 @@ class ApeX(Agent[ApeXConfig]):
         return best_action(output)
 
     def unroller(self, slots: int) -> NStepUnroller:
-        return NStepUnroller(self.schema, slots, self.config)
+        return NStepUnroller(self.schema, slots, self.config, lambda: self.return_scale)
 
     def loss(self, network: Network, target: Network | None, batch: UnrollBatch, steps: int) -> Loss:
         from headrace.models.network import scan
@@ -100,7 +101,11 @@ class ApeX(Agent[ApeXConfig]):
         with torch.no_grad():
             target_q = q_values(scan(target, inputs, batch.state)[0])
             bootstrap = double_q(q, target_q, batch.action_mask)
-            targets = n_step_targets(batch.reward, batch.discount, bootstrap, batch.valid, 1)
+            rewards = batch.reward  # clipped and scaled by the actor
+            if self.config.normalize_rewards:
+                limit = LIMIT * self.config.reward_scale
+                rewards = (rewards * batch.return_scale).clamp(-limit, limit)
+            targets = n_step_targets(rewards, batch.discount, bootstrap, batch.valid, 1)
             td_errors = targets - q_taken
         per_tick = batch.weights * torch.nn.functional.huber_loss(q_taken, targets, reduction="none")
         total = per_tick.masked_fill(~batch.valid, 0.0).sum() / batch.valid.sum().clamp(min=1)
@@ -130,14 +135,22 @@ class _Tick:
 class NStepUnroller:
     """One item per valid tick, complete n ticks later or at the episode's last observation. A plain object.
 
-    Rewards are clipped and scaled before they are summed: afterwards it would be too late.
+    Rewards are clipped and scaled before they are summed: afterwards it would be too late. They are normalised by the
+    learner, or an item would keep what was known when it was made; return_scale is what it does now.
     """
 
-    def __init__(self, schema: PayloadSchema, slots: int, config: ApeXConfig) -> None:
+    def __init__(
+        self,
+        schema: PayloadSchema,
+        slots: int,
+        config: ApeXConfig,
+        return_scale: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self.most_items = slots * (config.ticks_per_message + config.n_steps)
         self._schema = schema
         self._slots = slots
         self._config = config
+        self._return_scale = return_scale
         self._ticks: deque[_Tick] = deque(maxlen=config.n_steps)  # the newest last
         self._consequences = 0  # since items were given out last
         self._seen: Seen
@@ -233,7 +246,11 @@ class NStepUnroller:
         views[unroll.PREVIOUS_REWARD][:] = tick.head.previous_reward[due]
         views[unroll.TAIL_ACTION][:] = self._head.previous_action[due]
         views[unroll.TAIL_REWARD][:] = self._head.previous_reward[due]
-        td_errors = tick.reward[due] + tick.discount[due] * q_max[due] - tick.q_taken[due]
+        rewards = tick.reward[due]
+        if self._config.normalize_rewards:
+            limit = np.float32(LIMIT * self._config.reward_scale)
+            rewards = (rewards * np.float32(self._return_scale())).clip(-limit, limit)
+        td_errors = rewards + tick.discount[due] * q_max[due] - tick.q_taken[due]
         self._priorities += np.abs(td_errors).astype(np.float64).tolist()
         self._versions += [tick.version] * count
         self._count += count

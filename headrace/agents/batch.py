@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from headrace import unroll
 from headrace.imports import LazyModule
+from headrace.normalization import LIMIT
 
 if TYPE_CHECKING:
     import torch
@@ -39,6 +40,7 @@ class UnrollBatch:
     previous_action: Tensor  # [B, ...]
     previous_reward: Tensor  # [B]
     weights: Tensor  # [B] float32: how much each counts (importance weights of replay)
+    return_scale: float = 1.0  # what rewards are multiplied by, where they are normalised
     # Only where the environments give one:
     action_mask: Tensor | None = None  # [T+1, B, flags] bool
     # Only where the actor has folded several ticks into one:
@@ -61,10 +63,11 @@ class UnrollBatch:
         views: Mapping[str, npt.NDArray[Any]],
         device: torch.device,
         weights: npt.NDArray[np.float32] | None = None,
+        return_scale: float = 1.0,
     ) -> UnrollBatch:
         """Takes the payload views [B, T, ...] to the device, and only there turns them to time first.
 
-        weights: [B]; None: all count alike.
+        weights: [B]; None: all count alike. return_scale: what rewards are multiplied by, where they are normalised.
         """
 
         def field(name: str) -> Tensor:
@@ -99,6 +102,7 @@ class UnrollBatch:
             weights=torch.from_numpy(np.ones(len(views[unroll.VALID]), np.float32) if weights is None else weights).to(
                 device, non_blocking=True
             ),
+            return_scale=return_scale,
             discount=sequence_if_any(unroll.DISCOUNT),
             tail_action=if_any(unroll.TAIL_ACTION),
             tail_reward=if_any(unroll.TAIL_REWARD),
@@ -127,10 +131,12 @@ def evaluate(network: Network, batch: UnrollBatch) -> NetworkOutput:
 
 
 def learner_rewards(batch: UnrollBatch, config: AgentConfig) -> Tensor:
-    """The rewards that are learnt from [T, B]: clipped, then scaled, as the settings say."""
+    """The rewards that are learnt from [T, B]: clipped, then normalised, then scaled, as the settings say."""
     rewards = batch.reward
     if config.reward_clip is not None:
         rewards = rewards.clamp(-config.reward_clip, config.reward_clip)
+    if config.normalize_rewards:
+        rewards = (rewards * batch.return_scale).clamp(-LIMIT, LIMIT)
     return rewards if config.reward_scale == 1.0 else rewards * config.reward_scale
 
 

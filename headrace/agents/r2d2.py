@@ -279,7 +279,7 @@ class R2D2(Agent[R2D2Config]):
 
         NaN if one of them is not finite: even where no target looks at it, the gradient would go through it.
         """
-        batch = UnrollBatch.from_views(views, torch.device("cpu"))
+        batch = UnrollBatch.from_views(views, torch.device("cpu"), return_scale=self.return_scale)
         slots = np.arange(len(tail.logits))
         q_tail = torch.from_numpy(tail.value + tail.logits[slots, best_action(tail)] - tail.logits.mean(axis=1))
         burn_in = self.config.burn_in

@@ -13,6 +13,7 @@ from headrace.errors import ConfigError
 from headrace.imports import load
 from headrace.models.built_in import BuiltIn
 from headrace.models.network import Network, NetworkInput, step
+from headrace.models.normalizer import ObservationNormalizer
 from headrace.unroll import ACTION_MASK, observed
 from headrace.wire.payload import ArraySpec
 
@@ -21,8 +22,16 @@ _WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", tor
 
 def build_network(config: ModelConfig, spaces: Spaces) -> Network:
     """The network, on the CPU, with the current torch seed. ConfigError if it and the spaces do not go together."""
-    if config.network is None:
-        return BuiltIn(spaces, config)
+    normalizer = ObservationNormalizer(spaces.observations) if config.normalize_observations else None
+    network = BuiltIn(spaces, config) if config.network is None else _own(config, spaces)
+    network.observation_normalizer = normalizer
+    if config.network is not None:
+        _try(network, config.network, spaces)
+    return network
+
+
+def _own(config: ModelConfig, spaces: Spaces) -> Network:
+    assert config.network is not None
     network_class = load(config.network, "model.network")
     try:
         network = network_class(spaces, **config.kwargs)
@@ -30,7 +39,6 @@ def build_network(config: ModelConfig, spaces: Spaces) -> Network:
         raise ConfigError(f"model.network: {config.network} cannot be made: {_line(error)}") from error
     if not isinstance(network, Network):
         raise ConfigError(f"model.network: {config.network} must derive from headrace.models.network.Network")
-    _try(network, config.network, spaces)
     return network
 
 

@@ -1,7 +1,7 @@
 """What a network is to Headrace: one tick for a batch of slots in, policy logits and values out, state carried along.
 
-Resets are not a network's business: whoever steps it zeroes state, previous action and previous reward at the first
-tick of an episode (`step`, `scan`), so that no network can get it wrong.
+Neither resets nor the normalisation of observations are a network's business: whoever steps it (`step`, `scan`) zeroes
+state, previous action and previous reward at the first tick of an episode, so that no network can get it wrong.
 """
 
 from __future__ import annotations
@@ -9,9 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from headrace.models.normalizer import ObservationNormalizer
 
 Observation = Tensor | Mapping[str, Tensor]
 """[..., *shape], in the environment's dtype (float64 comes as float32, categories as zero-based int64); of a Dict or a
@@ -66,6 +70,13 @@ class Network(nn.Module):
     An own network is made as `Class(spaces, **model.kwargs)`, of `headrace.envs.spaces.Spaces`.
     """
 
+    observation_normalizer: ObservationNormalizer | None
+    """What `step` and `scan` put observations through first; None: they are seen as they are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_normalizer = None
+
     def initial_state(self, batch: int) -> dict[str, Tensor]:
         """State at an episode's beginning, all zeros, [batch, ...] per leaf. Without memory: empty."""
         del batch
@@ -90,13 +101,13 @@ class Network(nn.Module):
 
 def step(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     """One tick with the resets applied *before* the observation is consumed."""
-    output, state = network(_fresh(inputs), _reset(state, inputs.first))
+    output, state = network(_prepared(network, inputs), _reset(state, inputs.first))
     return NetworkOutput(output.logits, output.value, inputs.action_mask), state
 
 
 def scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     """T ticks, [T, B, ...], from the state before the first: what `step` gives tick by tick. And the state after."""
-    inputs = _fresh(inputs)
+    inputs = _prepared(network, inputs)
     ticks, width = inputs.first.shape
     if not state:  # without memory all ticks are one large batch
         output, _ = network(inputs.map(lambda tensor: tensor.flatten(0, 1)), {})
@@ -111,11 +122,12 @@ def scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkO
     return NetworkOutput(logits, value, inputs.action_mask), state
 
 
-def _fresh(inputs: NetworkInput) -> NetworkInput:
-    """The inputs with nothing of the episode before."""
-    first, action = inputs.first, inputs.previous_action
+def _prepared(network: Network, inputs: NetworkInput) -> NetworkInput:
+    """The inputs as the network is to see them, with nothing of the episode before."""
+    first, action, normalizer = inputs.first, inputs.previous_action, network.observation_normalizer
     return replace(
         inputs,
+        observation=inputs.observation if normalizer is None else normalizer(inputs.observation),
         previous_action=action.masked_fill(first.view(*first.shape, *(1,) * (action.dim() - first.dim())), 0),
         previous_reward=inputs.previous_reward.masked_fill(first, 0.0),
     )

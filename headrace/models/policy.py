@@ -16,6 +16,7 @@ import numpy.typing as npt
 from headrace.config_sections import ModelConfig
 from headrace.envs.spaces import Spaces
 from headrace.models.torso import torso_of
+from headrace.normalization import normalized_leaves
 from headrace.unroll import Seen
 from headrace.wire.payload import ArraySpec
 
@@ -65,7 +66,10 @@ def make_policy(config: ModelConfig, spaces: Spaces) -> Policy:
         if isinstance(leaf, ArraySpec) and torso.kinds[""] == "mlp":
             from headrace.models.numpy_mlp import NumpyMLP
 
-            return NumpyMLP(leaf, spaces.actions.num_logits, torso.hidden_sizes, config.activation)
+            normalized = config.normalize_observations and bool(normalized_leaves(spaces.observations))
+            return NumpyMLP(
+                leaf, spaces.actions.num_logits, torso.hidden_sizes, config.activation, normalized=normalized
+            )
     from headrace.models.build import build_network
     from headrace.models.torch_policy import TorchPolicy
 

@@ -6,6 +6,7 @@ may begin before the last one is complete (the sender skips what is no longer th
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,10 +29,17 @@ class Blob:
     version: int
     data: bytes
     published_at: float  # Unix time, seconds
+    return_scale: float = 1.0  # what rewards are multiplied by to be normalised
 
 
 def split(
-    epoch: int, version: int, blob: bytes, published_at: float, chunk_bytes: int = WEIGHTS_CHUNK_BYTES
+    epoch: int,
+    version: int,
+    blob: bytes,
+    published_at: float,
+    chunk_bytes: int = WEIGHTS_CHUNK_BYTES,
+    *,
+    return_scale: float = 1.0,
 ) -> tuple[WeightsChunk, ...]:
     """The chunks of one version: made once, then shared by all subscribers. An empty blob has one empty chunk."""
     if not 1 <= chunk_bytes <= MAX_MESSAGE_BYTES - _HEADER_ROOM_BYTES:
@@ -46,6 +54,7 @@ def split(
             offset=start,
             data=blob[start:end],
             published_at=published_at,
+            return_scale=return_scale if return_scale != 1.0 else None,
         )
         for start, end in slices(len(blob), chunk_bytes)
     )
@@ -89,7 +98,8 @@ class Assembler:
                 return None
             if self._crc32 != first.crc32:
                 raise ChunkError(f"{_name(first)}: checksum is {self._crc32:08x}, expected {first.crc32:08x}")
-            blob = Blob(first.epoch, first.version, b"".join(self._parts), first.published_at)
+            data = b"".join(self._parts)
+            blob = Blob(first.epoch, first.version, data, first.published_at, _return_scale(first))
         except ChunkError:
             self.reset()
             raise
@@ -110,6 +120,8 @@ class Assembler:
         self.reset()
         if chunk.total_bytes > self._max_bytes:
             raise ChunkError(f"{_name(chunk)} has {chunk.total_bytes} bytes, expected at most {self._max_bytes}")
+        if not 0 < _return_scale(chunk) < math.inf:
+            raise ChunkError(f"{_name(chunk)} has the return_scale {chunk.return_scale:g}, expected a positive number")
         self._first = chunk
 
     def _follow(self, chunk: WeightsChunk) -> WeightsChunk:
@@ -129,6 +141,10 @@ class Assembler:
             end = chunk.offset + len(chunk.data)
             raise ChunkError(f"{_name(chunk)}: chunk ends at {end}, expected at most total_bytes {chunk.total_bytes}")
         return first
+
+
+def _return_scale(chunk: WeightsChunk) -> float:
+    return chunk.return_scale if chunk.HasField("return_scale") else 1.0
 
 
 def _name(chunk: WeightsChunk) -> str:

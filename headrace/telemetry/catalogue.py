@@ -314,6 +314,14 @@ class LearnerMetrics(ServerMetrics):
             "explained_variance", "ratio", "1 - Var(targets - values) / Var(targets) in the last batch"
         )
 
+        self.normalization_samples = gauge(
+            "normalization_samples", "steps", "Valid ticks that normalisation goes by; 0 where it is off"
+        )
+        self.return_scale = gauge("return_scale", "ratio", "What rewards are multiplied by to be normalised")
+        self.statistics_refused = counter(
+            "statistics_refused_total", "statistics", "Statistics in actors' reports that were not taken"
+        )
+
         self.items_drawn = counter("items_drawn_total", "items", "Items received from replay")
         self.items_trained = counter("items_trained_total", "items", "Items trained on")
         self.items_discarded = counter(

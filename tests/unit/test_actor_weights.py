@@ -21,7 +21,7 @@ def subscription() -> WeightSubscription:
 
 def offer(subscription: WeightSubscription, epoch: int, version: int) -> None:
     data = safetensors.torch.save({"weight": torch.tensor([float(version)])})
-    subscription._take(Blob(epoch=epoch, version=version, data=data, published_at=1.5))
+    subscription._take(Blob(epoch=epoch, version=version, data=data, published_at=1.5, return_scale=1.0 + version))
 
 
 def test_there_are_no_weights_before_the_learner_published_some(subscription: WeightSubscription) -> None:
@@ -39,6 +39,7 @@ def test_older_and_repeated_versions_are_ignored_and_a_later_epoch_wins_from_its
         newest = subscription.newest()
         assert newest is not None
         taken.append((newest.version, newest.parameters["weight"].item()))
+        assert newest.return_scale == 1 + taken[-1][1]
     expected = [(1, 500), (1, 500), (1, 500), (2, 0), (2, 0), (2, 1)]
     assert taken == [(pack_version(*version), version[1]) for version in expected]
     assert subscription.wait_for_first(lambda: None)

@@ -222,7 +222,7 @@ def test_a_resumed_run_continues_bit_by_bit_like_one_that_was_never_interrupted(
 def test_a_state_holds_only_tensors_and_plain_facts() -> None:
     tensors, facts = trainer().state()
     assert all(type(tensor) is Tensor for tensor in tensors.values())
-    assert {type(value) for value in facts.values()} == {int}
+    assert {type(value) for value in facts.values()} == {int, float}
 
 
 @pytest.mark.parametrize("change", ["missing", "unknown", "another shape"])

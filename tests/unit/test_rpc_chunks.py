@@ -196,3 +196,19 @@ def test_every_chunk_fits_into_a_message() -> None:
         split(0, 0, b"", 0.0, MAX_MESSAGE_BYTES)
     with pytest.raises(ValueError, match="chunk_bytes 0"):
         split(0, 0, b"", 0.0, 0)
+
+
+def test_the_factor_of_normalised_rewards_arrives_with_its_weights_and_is_1_where_none_is_told() -> None:
+    assembler = Assembler()
+    assert not split(1, 1, b"one", 0.0)[0].HasField("return_scale")
+    assert feed(assembler, [*split(1, 1, b"one", 0.0), *split(1, 2, b"two", 0.0, return_scale=0.125)]) == [
+        Blob(1, 1, b"one", 0.0, 1.0),
+        Blob(1, 2, b"two", 0.0, 0.125),
+    ]
+
+
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan"), float("inf")])
+def test_weights_with_a_factor_that_is_none_are_refused(scale: float) -> None:
+    (chunk,) = split(1, 1, b"one", 0.0, return_scale=scale)
+    with pytest.raises(ChunkError, match=r"weights 1\.1 has the return_scale .*expected a positive number"):
+        Assembler().add(chunk)

@@ -73,7 +73,7 @@ class WeightsRequest(_message.Message):
     def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., epoch: _Optional[int] = ..., version: _Optional[int] = ..., pin: bool = ...) -> None: ...
 
 class WeightsChunk(_message.Message):
-    __slots__ = ("epoch", "version", "total_bytes", "crc32", "offset", "data", "published_at")
+    __slots__ = ("epoch", "version", "total_bytes", "crc32", "offset", "data", "published_at", "return_scale")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -81,6 +81,7 @@ class WeightsChunk(_message.Message):
     OFFSET_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     PUBLISHED_AT_FIELD_NUMBER: _ClassVar[int]
+    RETURN_SCALE_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     version: int
     total_bytes: int
@@ -88,7 +89,8 @@ class WeightsChunk(_message.Message):
     offset: int
     data: bytes
     published_at: float
-    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., total_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., published_at: _Optional[float] = ...) -> None: ...
+    return_scale: float
+    def __init__(self, epoch: _Optional[int] = ..., version: _Optional[int] = ..., total_bytes: _Optional[int] = ..., crc32: _Optional[int] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ..., published_at: _Optional[float] = ..., return_scale: _Optional[float] = ...) -> None: ...
 
 class ActorLedger(_message.Message):
     __slots__ = ("made", "acknowledged", "held", "dropped")
@@ -109,8 +111,18 @@ class ActorLedger(_message.Message):
     dropped: _containers.ScalarMap[str, int]
     def __init__(self, made: _Optional[int] = ..., acknowledged: _Optional[int] = ..., held: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
+class Moments(_message.Message):
+    __slots__ = ("count", "mean", "m2")
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    MEAN_FIELD_NUMBER: _ClassVar[int]
+    M2_FIELD_NUMBER: _ClassVar[int]
+    count: int
+    mean: bytes
+    m2: bytes
+    def __init__(self, count: _Optional[int] = ..., mean: _Optional[bytes] = ..., m2: _Optional[bytes] = ...) -> None: ...
+
 class ReportRequest(_message.Message):
-    __slots__ = ("actor", "run", "lease", "sequence", "ledger", "env_steps", "returns", "leaving", "env_failures", "unrolls_abandoned")
+    __slots__ = ("actor", "run", "lease", "sequence", "ledger", "env_steps", "returns", "leaving", "env_failures", "unrolls_abandoned", "observations", "discounted_returns")
     class EnvFailuresEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -135,6 +147,8 @@ class ReportRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     ENV_FAILURES_FIELD_NUMBER: _ClassVar[int]
     UNROLLS_ABANDONED_FIELD_NUMBER: _ClassVar[int]
+    OBSERVATIONS_FIELD_NUMBER: _ClassVar[int]
+    DISCOUNTED_RETURNS_FIELD_NUMBER: _ClassVar[int]
     actor: bytes
     run: str
     lease: int
@@ -145,7 +159,9 @@ class ReportRequest(_message.Message):
     leaving: bool
     env_failures: _containers.ScalarMap[str, int]
     unrolls_abandoned: _containers.ScalarMap[str, int]
-    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., lease: _Optional[int] = ..., sequence: _Optional[int] = ..., ledger: _Optional[_Union[ActorLedger, _Mapping]] = ..., env_steps: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., leaving: bool = ..., env_failures: _Optional[_Mapping[str, int]] = ..., unrolls_abandoned: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    observations: Moments
+    discounted_returns: Moments
+    def __init__(self, actor: _Optional[bytes] = ..., run: _Optional[str] = ..., lease: _Optional[int] = ..., sequence: _Optional[int] = ..., ledger: _Optional[_Union[ActorLedger, _Mapping]] = ..., env_steps: _Optional[int] = ..., returns: _Optional[_Iterable[float]] = ..., leaving: bool = ..., env_failures: _Optional[_Mapping[str, int]] = ..., unrolls_abandoned: _Optional[_Mapping[str, int]] = ..., observations: _Optional[_Union[Moments, _Mapping]] = ..., discounted_returns: _Optional[_Union[Moments, _Mapping]] = ...) -> None: ...
 
 class ReportReply(_message.Message):
     __slots__ = ("known",)

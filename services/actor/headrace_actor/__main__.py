@@ -44,6 +44,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from headrace.wire.messages import UNROLLS
     from headrace_actor.collector import Collector, Identity, Observers, Weights
     from headrace_actor.membership import Membership
+    from headrace_actor.statistics import make_statistics
     from headrace_actor.stream import Introduction, ItemLedger, ItemStream
     from headrace_actor.weights import WeightSubscription
 
@@ -110,6 +111,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         metrics,
     )
     weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping, policy.decode)
+    membership.statistics = statistics = make_statistics(assignment.model, agent, slots.spaces, slots.num_slots)
     lifetime.on_stop(weights.cancel)
     lifetime.thread("keeper", partial(stream.keep, lifetime.stopping))
     lifetime.thread("weights", weights.run)
@@ -147,7 +149,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
     observers = Observers(stepped, episode, applied, failed)
     try:
-        collector = Collector(slots, policy, agent, identity, weights.newest, observers)
+        collector = Collector(slots, policy, agent, identity, weights.newest, observers, statistics)
         if weights.wait_for_first(health.beat):
             health.ready(True)
         while stream.wait_for_room(collector.most_items, lifetime.stopping, health.beat):

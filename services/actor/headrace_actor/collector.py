@@ -22,6 +22,7 @@ from headrace.telemetry.labels import EnvFault
 from headrace.telemetry.logs import warn_every
 from headrace.unroll import Flags, Seen
 from headrace.wire.items import Item
+from headrace_actor.statistics import Statistics
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,7 @@ class Weights:
     parameters: Any
     version: int
     published_at: float  # Unix time, seconds
+    return_scale: float = 1.0  # see Agent.return_scale
 
 
 @dataclass
@@ -61,6 +63,7 @@ class Collector:
     """N environment slots, one policy, and the algorithm that says how they explore and what becomes of their ticks.
 
     newest: returns the newest weights known, or None before the first; asked at every tick.
+    statistics: gathers what normalisation goes by; None where nothing is normalised.
     """
 
     slots: Slots
@@ -69,6 +72,7 @@ class Collector:
     identity: Identity
     newest: Callable[[], Weights | None]
     observers: Observers = field(default_factory=Observers)
+    statistics: Statistics | None = None
 
     def __post_init__(self) -> None:
         count = self.slots.num_slots
@@ -114,6 +118,8 @@ class Collector:
         action, behaviour = self._explorer.act(output, self._random)
         inferred = time.perf_counter()
         valid = self._valid
+        if self.statistics is not None:
+            self.statistics.seen(seen)
         self._unroller.act(action, behaviour, valid, self._weights.version)
 
         transition = self._attempt(lambda: self.slots.step(action))
@@ -130,6 +136,8 @@ class Collector:
         if transition.life_lost is not None:  # for learning only: no reset follows, and the episode's statistics go on
             terminated = terminated | (transition.life_lost & valid)
         self._unroller.consequence(reward, terminated, truncated)
+        if self.statistics is not None:
+            self.statistics.rewarded(reward, valid, terminated | truncated | ~valid)
         self._count(reward, valid, ended)
         self._first, self._valid = ~valid, ~ended
         self._state, self._previous_action, self._previous_reward = state, action, reward
@@ -169,6 +177,7 @@ class Collector:
             return
         started = time.perf_counter()
         self.policy.load(weights.parameters)
+        self.agent.return_scale = weights.return_scale
         self._weights = weights
         self.observers.applied(weights, time.perf_counter() - started)
 

@@ -23,6 +23,7 @@ from headrace.telemetry.labels import EnvFault, Peer
 from headrace.telemetry.logs import warn_every
 from headrace.wire.compression import CODECS
 from headrace.wire.messages import PROTOCOL
+from headrace_actor.statistics import Statistics
 from headrace_actor.stream import ItemLedger
 
 logger = logging.getLogger(__name__)
@@ -110,7 +111,10 @@ class Membership:
     """Speaks with the learner for one actor process, whose id is new at each start.
 
     beat: called while `join` and `describe` wait, which is being alive.
+    statistics: what normalisation goes by, told in reports; None where nothing is normalised.
     """
+
+    statistics: Statistics | None = None
 
     def __init__(
         self,
@@ -170,35 +174,39 @@ class Membership:
     def _report(self, ledger: ItemLedger, *, leaving: bool) -> learner_pb2.ReportReply:
         """One report. One whose answer did not come is repeated first, as it was: the learner may have booked it."""
         if self._unanswered is not None:
-            self._send(self._unanswered)
+            self._send(self._unanswered, again=True)
         self._sequence += 1
-        return self._send(
-            learner_pb2.ReportRequest(
-                actor=self.id,
-                run=self._assignment.run,
-                lease=self._assignment.lease,
-                sequence=self._sequence,
-                ledger=learner_pb2.ActorLedger(
-                    made=ledger.made,
-                    acknowledged=ledger.acknowledged,
-                    held=ledger.held,
-                    dropped=ledger.dropped,
-                ),
-                env_steps=self.episodes.steps,
-                returns=self.episodes.take(),
-                leaving=leaving,
-                env_failures=self.env_faults.failures,
-                unrolls_abandoned=self.env_faults.abandoned,
-            )
+        request = learner_pb2.ReportRequest(
+            actor=self.id,
+            run=self._assignment.run,
+            lease=self._assignment.lease,
+            sequence=self._sequence,
+            ledger=learner_pb2.ActorLedger(
+                made=ledger.made,
+                acknowledged=ledger.acknowledged,
+                held=ledger.held,
+                dropped=ledger.dropped,
+            ),
+            env_steps=self.episodes.steps,
+            returns=self.episodes.take(),
+            leaving=leaving,
+            env_failures=self.env_faults.failures,
+            unrolls_abandoned=self.env_faults.abandoned,
         )
+        if self.statistics is not None:
+            self.statistics.fill(request)
+        return self._send(request)
 
-    def _send(self, request: learner_pb2.ReportRequest) -> learner_pb2.ReportReply:
+    def _send(self, request: learner_pb2.ReportRequest, *, again: bool = False) -> learner_pb2.ReportReply:
         self._unanswered = request
         reply = self._learner.report(request)
         self._unanswered = None
         if not reply.known:  # and so nothing of it was booked
             for return_ in request.returns:
                 self.episodes.add(return_)
+            # One that is sent again may lie in a checkpoint of the learner before this one: rather lost than twice.
+            if self.statistics is not None and not again:
+                self.statistics.recover(request)
         return reply
 
     def _rejoin(self) -> None:

@@ -92,5 +92,5 @@ class WeightSubscription:
         packed = pack_version(blob.epoch, blob.version)
         if self._newest is not None and packed <= self._newest.version:
             return
-        self._newest = Weights(self._decode(blob.data), packed, blob.published_at)
+        self._newest = Weights(self._decode(blob.data), packed, blob.published_at, blob.return_scale)
         self._arrived.set()

@@ -47,6 +47,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     from headrace.telemetry.recorder import Recorder
     from headrace_learner.evaluations import Evaluations
     from headrace_learner.front import Definition, LearnerFront, Opened
+    from headrace_learner.normalizers import Normalizers
     from headrace_learner.publisher import WeightPublisher
     from headrace_learner.replay_link import ReplayLinks, open_request, settings_of
     from headrace_learner.roster import Roster
@@ -68,11 +69,12 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         learner_pb2_grpc.add_LearnerServicer_to_server(front, grpc_server)
 
     server = Server(str(args.bind), register, lifetime.fail, services=[LEARNER_SERVICE], observe=metrics.observe_rpc)
+    normalizers = Normalizers(metrics.statistics_refused.inc)
     roster = Roster(folder.epoch, config.learner.lease_s, config.stop, metrics)
     definition = Definition(folder.spaces)
     publisher = WeightPublisher(folder.epoch, config.learner.min_publish_s, server.call_soon, metrics)
     evaluations = None if config.evaluation.every_s is None else Evaluations(metrics)
-    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher, evaluations)
+    front = LearnerFront(folder.run, folder.epoch, config, roster, definition, publisher, evaluations, normalizers)
     replay = ReplayLinks(args.replay, lifetime.stopping, metrics)
     server.start()
     server.set_serving(True)
@@ -99,12 +101,12 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         network = build_network(config.model, spaces)
         agent = make_agent(config.agent, spaces, state_spec(network))
         schema = agent.schema
-        trainer = Trainer(network, agent, config, device)
+        trainer = Trainer(network, agent, config, device, normalizers)
         if folder.checkpoint is not None:
             resume(folder.checkpoint, trainer, roster)
         elif args.init_from is not None:
             init_from(args.init_from, trainer)
-        publisher.publish(network, trainer.updates)
+        publisher.publish(network, trainer.updates, trainer.return_scale)
         if not replay.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return
         definition.opened.set_result(Opened(schema, [link.items_address for link in replay.shards]))

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import grpc
@@ -25,6 +26,7 @@ from headrace.wire.messages import PROTOCOL
 from headrace.wire.payload import PayloadSchema
 from headrace_learner.evaluations import Evaluation, Evaluations
 from headrace_learner.ledgers import ActorLedger
+from headrace_learner.normalizers import Normalizers, gathered_in
 from headrace_learner.publisher import WeightPublisher
 from headrace_learner.roster import EnvFaults, Roster
 
@@ -69,6 +71,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
     """Join, Describe, Weights, Report, Evaluated. All on the gRPC loop; nothing in here computes.
 
     evaluations: None where evaluation is off; evaluators are refused then.
+    normalizers: take the statistics of reports.
     """
 
     def __init__(
@@ -80,7 +83,9 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         definition: Definition,
         publisher: WeightPublisher,
         evaluations: Evaluations | None = None,
+        normalizers: Normalizers | None = None,
     ) -> None:
+        self.normalizers = normalizers or Normalizers()
         self._run = run
         self._epoch = epoch
         self._config = config
@@ -125,6 +130,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         difference = fixed.result().difference(spaces)
         if difference is not None:
             await context.abort(_REFUSED, f"the environment does not fit the run: {difference}")
+        self._roster.described(request.actor)
         opened = await asyncio.shield(asyncio.wrap_future(self._definition.opened))
         return learner_pb2.DescribeReply(
             spaces_json=fixed.result().to_json(),
@@ -151,6 +157,7 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
             request.returns,
             leaving=request.leaving,
             faults=EnvFaults(Counter(request.env_failures), Counter(request.unrolls_abandoned)),
+            statistics=partial(self.normalizers.book, request) if gathered_in(request) else None,
         )
         return learner_pb2.ReportReply(known=known)
 

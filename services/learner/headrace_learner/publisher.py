@@ -67,8 +67,11 @@ class WeightPublisher:
         """Whether `version` is news and enough time has passed since the last."""
         return version > self._last_version and time.monotonic() - self._last_s >= self._min_publish_s
 
-    def publish(self, network: nn.Module, version: int) -> bool:
-        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite."""
+    def publish(self, network: nn.Module, version: int, return_scale: float = 1.0) -> bool:
+        """Publishes the parameters as `version`. False, and nothing published, if one of them is not finite.
+
+        return_scale: what rewards are multiplied by in learning, where they are normalised.
+        """
         if self._encoder is None or self._encoder.network is not network:
             self._encoder = ParameterEncoder(network)
         blob = self._encoder.encode()
@@ -79,7 +82,7 @@ class WeightPublisher:
         self._published_at[version] = self._last_s
         if len(self._published_at) > REMEMBERED_VERSIONS:
             self._published_at.popitem(last=False)
-        chunks = split(self.epoch, version, blob, time.time())
+        chunks = split(self.epoch, version, blob, time.time(), return_scale=return_scale)
         publication = Publication(pack_version(self.epoch, version), chunks)
         self._call_soon(lambda: self._replace(publication))
         self._metrics.publishes.inc()

@@ -36,6 +36,7 @@ class Member:
     env_steps: int = 0
     ledger: ActorLedger = field(default_factory=ActorLedger)
     faults: EnvFaults = EnvFaults()
+    described: bool = False  # its environment is the run's
 
 
 class Roster:
@@ -89,6 +90,12 @@ class Roster:
             self._metrics.actors.set(len(self._members))
             return member
 
+    def described(self, actor: bytes) -> None:
+        """The actor's environment is the run's: from now on its statistics count."""
+        with self._lock:
+            if (member := self._members.get(actor)) is not None:
+                member.described = True
+
     def report(
         self,
         actor: bytes,
@@ -99,8 +106,12 @@ class Roster:
         *,
         leaving: bool,
         faults: EnvFaults = EnvFaults(),
+        statistics: Callable[[], object] | None = None,
     ) -> bool:
-        """Books a report. False: this actor has no lease (any more) and should join again."""
+        """Books a report. False: this actor has no lease (any more) and should join again.
+
+        statistics: called to take those of the report, if there are any, where it is booked, and not a second time.
+        """
         with self._lock:
             member = self._members.get(actor)
             if member is None:
@@ -114,6 +125,10 @@ class Roster:
                 member.ledger = ledger
                 self._broke(member, faults)
                 self._finished(returns, now)
+                if statistics is not None and member.described:
+                    statistics()
+                elif statistics is not None:
+                    self._metrics.statistics_refused.inc()
             if leaving:
                 del self._members[actor]
                 self._departed_ids.append(actor)

@@ -14,8 +14,13 @@ from torch import Tensor
 from headrace.agents.agent import Agent, Loss
 from headrace.agents.batch import UnrollBatch
 from headrace.config import RunConfig
+from headrace.config_sections import AgentConfig
 from headrace.errors import HeadraceError
 from headrace.models.network import Network
+from headrace.normalization import DISCOUNTED_RETURNS, OBSERVATIONS, return_scale
+from headrace_learner.normalizers import Normalizers
+
+_STATISTICS = "statistics/"
 
 
 class DivergedError(HeadraceError):
@@ -40,11 +45,20 @@ class Trainer:
     target: the target network, where the algorithm has one: a copy of the network, made every `target_period` updates.
     updates: applied updates, which is also the version of the weights.
     trained_steps: valid ticks trained on; what the schedules go by.
+    normalizers: the running statistics that `refresh` has the network and the rewards go by.
+    return_scale: what rewards are multiplied by, where they are normalised, since the last `refresh`.
     """
 
     target: Network | None = None
 
-    def __init__(self, network: Network, agent: Agent[Any], config: RunConfig, device: torch.device) -> None:
+    def __init__(
+        self,
+        network: Network,
+        agent: Agent[Any],
+        config: RunConfig,
+        device: torch.device,
+        normalizers: Normalizers | None = None,
+    ) -> None:
         # Imported here, after the first weights are out: nobody waits for the optimiser before there is a batch.
         from headrace_learner.optimizer import Optimizer
 
@@ -59,11 +73,28 @@ class Trainer:
         self._config = config
         self._parameters = list(network.parameters())
         self._optimizer = Optimizer(network, config.learner)
+        self.return_scale = 1.0
+        self.normalizers = normalizers or Normalizers()
+        self.normalizers.expect(_gathered(network, agent))
 
     def copy_target(self) -> None:
         """The target network, if there is one, becomes what the network is."""
         if self.target is not None:
             self.target.load_state_dict(self.network.state_dict())
+
+    def refresh(self) -> None:
+        """What was merged of statistics until now is gone by from now on. Only together with a new version of the
+        weights: whoever acts by a version sees what is learnt from with it."""
+        moments = self.normalizers.moments()
+        if self.network.observation_normalizer is not None:
+            self.network.observation_normalizer.adopt(moments[OBSERVATIONS])
+        if DISCOUNTED_RETURNS in moments:
+            self.return_scale = return_scale(moments[DISCOUNTED_RETURNS])
+
+    def adopt_normalizer(self) -> None:
+        """The statistics go on from what the network's parameters, which were given to it, go by."""
+        if self.network.observation_normalizer is not None:
+            self.normalizers.merge({OBSERVATIONS: self.network.observation_normalizer.moments()})
 
     def update(self, batch: UnrollBatch, new_ticks: int) -> Update:
         """Trains on one batch of `new_ticks` valid ticks that were not trained on before.
@@ -127,10 +158,12 @@ class Trainer:
         if self.target is not None:
             tensors |= {f"target/{name}": tensor for name, tensor in self.target.state_dict().items()}
         tensors |= {f"optimizer/{name}": tensor for name, tensor in self._optimizer.tensors().items()}
+        tensors |= {_STATISTICS + name: torch.from_numpy(array) for name, array in self.normalizers.state().items()}
         tensors["random/cpu"] = torch.get_rng_state()
         if self.device.type == "cuda":
             tensors["random/cuda"] = torch.cuda.get_rng_state(self.device)
-        return tensors, {"updates": self.updates, "trained_steps": self.trained_steps}
+        counters = {"updates": self.updates, "trained_steps": self.trained_steps, "return_scale": self.return_scale}
+        return tensors, counters
 
     def load(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Takes over what `state` returned. Strict: KeyError or RuntimeError names what does not fit."""
@@ -142,11 +175,23 @@ class Trainer:
         if self.target is not None:
             self.target.load_state_dict(below("target/"), strict=True)
         self._optimizer.load(below("optimizer/"))
+        self.normalizers.load({name: tensor.numpy() for name, tensor in below(_STATISTICS).items()})
         torch.set_rng_state(tensors["random/cpu"].cpu())
         if self.device.type == "cuda" and "random/cuda" in tensors:
             torch.cuda.set_rng_state(tensors["random/cuda"].cpu(), self.device)
         self.updates = int(facts["updates"])
         self.trained_steps = int(facts["trained_steps"])
+        self.return_scale = float(facts.get("return_scale", 1.0))
+
+
+def _gathered(network: Network, agent: Agent[Any]) -> dict[str, int]:
+    """What a run with this network and this algorithm gathers, and of how many numbers each is."""
+    sizes = {}
+    if network.observation_normalizer is not None:
+        sizes[OBSERVATIONS] = network.observation_normalizer.size
+    if isinstance(agent.config, AgentConfig) and agent.config.normalize_rewards:
+        sizes[DISCOUNTED_RETURNS] = 1
+    return sizes
 
 
 def choose_device(setting: str) -> torch.device:

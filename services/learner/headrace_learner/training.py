@@ -62,7 +62,7 @@ class Publisher(Protocol):
 
     def due(self, version: int) -> bool: ...
 
-    def publish(self, network: Network, version: int) -> bool: ...
+    def publish(self, network: Network, version: int, return_scale: float = 1.0) -> bool: ...
 
     def age_s(self, version: int) -> float | None: ...
 
@@ -127,7 +127,7 @@ class Training:
         trainer, metrics = self.trainer, self.metrics
         count = len(loaded.weights) - loaded.malformed
         moved = time.perf_counter()
-        batch = UnrollBatch.from_views(loaded.views, trainer.device, loaded.weights)
+        batch = UnrollBatch.from_views(loaded.views, trainer.device, loaded.weights, trainer.return_scale)
         copy_s = loaded.copy_s + time.perf_counter() - moved
         lags = self._lags(loaded.versions)
         update = trainer.update(batch, int(loaded.new_ticks.sum()))
@@ -165,8 +165,12 @@ class Training:
         return lags
 
     def publish(self) -> None:
-        """Publishes the parameters as they are, if they are finite."""
-        if not self.publisher.publish(self.trainer.network, self.trainer.updates):
+        """Publishes the parameters as they are, with what is known by now for normalisation, if they are finite."""
+        trainer = self.trainer
+        trainer.refresh()
+        self.metrics.return_scale.set(trainer.return_scale)
+        self.metrics.normalization_samples.set(trainer.normalizers.samples)
+        if not self.publisher.publish(trainer.network, trainer.updates, trainer.return_scale):
             logger.error("the parameters are not finite: not published")
 
     def _keep_up(self) -> None:
@@ -301,4 +305,5 @@ def init_from(path: Path, trainer: Trainer) -> None:
         raise ConfigError(f"--init-from: {checkpoint.path} holds other parameters than this run's model: {shown}")
     network.load_state_dict(given, strict=True)
     trainer.copy_target()
+    trainer.adopt_normalizer()
     logger.info("parameters from %s", checkpoint.path)
