@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
+from headrace.envs.leaves import zero_based
 from headrace.envs.masks import MASK, flat_mask
 from headrace.envs.spaces import describe
 from headrace.envs.transition import Transition
@@ -58,9 +59,10 @@ class NativeSlots:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 self._refuse(f"observed a number that is not finite{named}")
             if not isinstance(leaf, ArraySpec):
-                array = array - np.reshape(getattr(leaf, "start", 0), spec.shape)
-                if ((array < 0) | (array >= np.reshape(leaf.sizes, spec.shape))).any():
-                    self._refuse(f"observed a category{named} that is not in {leaf}")
+                try:
+                    array = zero_based(leaf, array)
+                except ValueError as error:
+                    self._refuse(f"observed what its space has not{named}: {error}")
             seen[observation_field(path)] = array
         if self.spaces.masked:
             seen[ACTION_MASK] = np.stack([self._mask(info.get(MASK), slot, ended) for slot in range(self.num_slots)])
@@ -69,7 +71,7 @@ class NativeSlots:
     def _mask(self, masks: Any, slot: int, ended: Flags) -> npt.NDArray[np.bool_]:
         try:
             mask = flat_mask(_of_slot(masks, slot), self.spaces.action)
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, KeyError, TypeError) as error:
             if not ended[slot]:
                 self._refuse(f"gave an info[{MASK!r}] that is wrong: {error}")
             mask = np.ones(self.spaces.actions.mask_width, np.bool_)

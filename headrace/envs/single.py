@@ -10,6 +10,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
+from headrace.envs.leaves import zero_based
 from headrace.envs.masks import MASK, flat_mask, gives_mask
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
@@ -91,9 +92,10 @@ class SingleEnv(gymnasium.Env[One, Any]):
             if target.dtype.kind == "f" and not np.isfinite(target).all():
                 self._refuse(f"observed a number that is not finite{f' at observation/{path}' if path else ''}")
             return
-        target[...] = array - np.reshape(getattr(tree, "start", 0), target.shape)
-        if ((target < 0) | (target >= np.reshape(tree.sizes, target.shape))).any():
-            self._refuse(f"observed {value}{f' at observation/{path}' if path else ''}, which is not in {tree}")
+        try:
+            target[...] = zero_based(tree, array)
+        except ValueError as error:
+            self._refuse(f"observed what its space has not{f' at observation/{path}' if path else ''}: {error}")
 
     def _put_mask(self, given: Any, *, ended: bool) -> None:
         """What is seen last of an episode is followed by no action: then any mask will do, or none."""
