@@ -70,13 +70,13 @@ def most_likely(actions: ActionLayout, logits: Floats, mask: Mask) -> Array:
 def _draw_category(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[np.int64], Floats]:
     """[..., A] -> categories [...] and their log-probabilities [...]."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
-    # Not normalised: cumulative[..., -1] is the sum. In float64 a number below 1 times the sum is below the sum: what is
-    # drawn by the inverse of the cumulative distribution is never a last category of probability 0.
-    cumulative = np.cumsum(np.exp(shifted), axis=-1, dtype=np.float64)
+    cumulative = np.cumsum(np.exp(shifted), axis=-1)  # not normalised: cumulative[..., -1] is the sum
+    # Inverse of the cumulative distribution. A number below 1 times the sum is below the sum, however it rounds, so that
+    # a last category of probability 0 is never drawn.
     drawn = random.random((*logits.shape[:-1], 1), np.float32) * cumulative[..., -1:]
     category: npt.NDArray[np.int64] = (drawn >= cumulative[..., :-1]).sum(axis=-1)
     taken = np.take_along_axis(shifted, category[..., None], axis=-1)[..., 0]
-    return category, taken - np.log(cumulative[..., -1]).astype(np.float32)
+    return category, taken - np.log(cumulative[..., -1])
 
 
 def _block_logits(block: Block, logits: Floats, mask: Mask) -> Floats:
