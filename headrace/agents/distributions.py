@@ -71,8 +71,8 @@ def _draw_category(logits: Floats, random: np.random.Generator) -> tuple[npt.NDA
     """[..., A] -> categories [...] and their log-probabilities [...]."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     cumulative = np.cumsum(np.exp(shifted), axis=-1)  # not normalised: cumulative[..., -1] is the sum
-    # Inverse of the cumulative distribution. A number below 1 times the sum is below the sum, however it rounds, so that
-    # a last category of probability 0 is never drawn.
+    # Inverse of the cumulative distribution. A number below 1 times the sum is below the sum, however it rounds: a last
+    # category of probability 0 is never drawn.
     drawn = random.random((*logits.shape[:-1], 1), np.float32) * cumulative[..., -1:]
     category: npt.NDArray[np.int64] = (drawn >= cumulative[..., :-1]).sum(axis=-1)
     taken = np.take_along_axis(shifted, category[..., None], axis=-1)[..., 0]

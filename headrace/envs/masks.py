@@ -23,7 +23,7 @@ Mask = npt.NDArray[np.bool_]
 
 def gives_mask(env: Any) -> bool:
     """Whether an environment's `info` has action masks, as it has or has not after the reset that is made here."""
-    info = env.reset()[1]
+    info = env.reset(seed=0)[1]
     return isinstance(info, dict) and MASK in info
 
 

@@ -88,6 +88,8 @@ class Spaces:
     @classmethod
     def from_json(cls, text: str) -> Spaces:
         """Reads `to_json`'s text. ValueError if it is not such a description."""
+        if len(text) > MAX_DESCRIPTION:
+            raise ValueError(f"a description of {len(text)} characters; at most {MAX_DESCRIPTION} are read")
         try:
             data = json.loads(text)
             masked = data.get("action_mask", False)
