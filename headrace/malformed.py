@@ -28,8 +28,8 @@ from headrace.wire.payload import ArraySpec
 def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, spaces: Spaces) -> Flags:
     """Which rows [N] cannot be learnt from; replay, which looks into none, let them pass.
 
-    Flags are 0 or 1, categories zero-based and below their number, actions allowed by the masks that are sent with
-    them, and no more ticks are new than are valid. (A number that is not finite is the trainer's to guard against.)
+    Flags are 0 or 1, categories zero-based and below their number, masks allow something, actions are allowed by them,
+    and no more ticks are new than are valid. (A number that is not finite is the trainer's to guard against.)
     """
     wrong: Flags = new_ticks > views[VALID].sum(axis=1)
     flags = (FIRST, TERMINATED, TRUNCATED, VALID, *((ACTION_MASK,) if spaces.masked else ()))
@@ -38,15 +38,16 @@ def malformed(views: Mapping[str, npt.NDArray[Any]], new_ticks: Ticks, spaces: S
     for path, leaf in spaces.observations.items():
         if not isinstance(leaf, ArraySpec):
             categories = views[observation_field(path)]
-            sizes = np.array(leaf.sizes).reshape(leaf.array.shape)
-            wrong = wrong | _anywhere(np.asarray((categories < 0) | (categories >= sizes)))
+            wrong = wrong | _anywhere(np.asarray((categories < 0) | (categories >= leaf.limits.size)))
     for name in (ACTION, PREVIOUS_ACTION, TAIL_ACTION):
         if name in views:
             wrong = wrong | _anywhere(spaces.actions.wrong(views[name]))
-    if spaces.masked and not wrong.any():
-        masks = views[ACTION_MASK][:, :-1].view(np.bool_)
-        forbidden = spaces.actions.forbidden(views[ACTION], masks) & views[VALID]
-        wrong = wrong | _anywhere(np.asarray(forbidden))
+    if spaces.masked:
+        masks = views[ACTION_MASK]
+        wrong = wrong | _anywhere(spaces.actions.impossible(masks))
+        whole = ~wrong  # only what exists can be looked up in a mask
+        forbidden = spaces.actions.forbidden(views[ACTION][whole], masks[whole, :-1]) & views[VALID][whole]
+        wrong[whole] = _anywhere(forbidden)
     return wrong
 
 

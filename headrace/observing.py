@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import ObservationLeaf, array_of
+from headrace.envs.leaves import ObservationLeaf, array_of, zero_based
 from headrace.envs.masks import flat_mask
 from headrace.envs.spaces import Spaces
 from headrace.unroll import observation_field
@@ -63,12 +63,12 @@ def _leaf(value: Any, leaf: ObservationLeaf, name: str) -> npt.NDArray[Any]:
         _refuse(name, f"a {type(value).__name__}", spec)
     if given.shape != spec.shape or not _fits(given, np.dtype(spec.dtype)):
         _refuse(name, f"{given.dtype} of shape {given.shape}", spec)
-    array = np.array(given, spec.dtype, order="C")
-    if not isinstance(leaf, ArraySpec):
-        array -= np.reshape(getattr(leaf, "start", 0), spec.shape).astype(spec.dtype)
-        if ((array < 0) | (array >= np.reshape(leaf.sizes, spec.shape))).any():
-            raise ValueError(f"{name}: got {value}; expected one of {leaf}")
-    return array[None]
+    if isinstance(leaf, ArraySpec):
+        return np.array(given, spec.dtype, order="C")[None]
+    try:
+        return zero_based(leaf, given)[None]
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from None
 
 
 def _refuse(name: str, got: str, spec: ArraySpec) -> NoReturn:

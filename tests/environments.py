@@ -135,3 +135,82 @@ class DrawingEnv(gymnasium.Env[Observation, int]):
 
     def _draw(self) -> Observation:
         return self.np_random.random(4, np.float32)
+
+
+class CountingTreeEnv(gymnasium.Env[Any, Any]):
+    """A Dict of episode and step, and a mask that allows what they say; the final observation's allows nothing.
+
+    Episodes of three steps are truncated and terminated in turn. An action that is not allowed fails.
+    """
+
+    def __init__(self) -> None:
+        self.observation_space = spaces.Dict(
+            {"episode": spaces.Box(0, 100, (1,), np.int32), "step": spaces.Discrete(4, start=10)}
+        )
+        self.action_space = spaces.Dict(
+            {"go": spaces.Discrete(3, start=1), "turn": spaces.Tuple((spaces.MultiDiscrete([2, 2]), spaces.Box(-1, 1)))}
+        )
+        self.episode, self.step_in_episode = -1, 3
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        super().reset(seed=seed)
+        self.episode, self.step_in_episode = self.episode + 1, 0
+        return self._observe(), self._info()
+
+    def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        assert self.action_space.contains(action), f"{action} is not in {self.action_space}"
+        mask = self._info()["action_mask"]
+        assert mask["go"][action["go"] - 1], f"{action} is not in {mask}"
+        self.step_in_episode += 1
+        ended, odd = self.step_in_episode == 3, self.episode % 2 == 1
+        return self._observe(), float(action["go"]), ended and odd, ended and not odd, self._info()
+
+    def _observe(self) -> dict[str, Any]:
+        return {"episode": np.array([self.episode], np.int32), "step": 10 + self.step_in_episode}
+
+    def _info(self) -> dict[str, Any]:
+        flags = np.zeros(3, np.int8)
+        if self.step_in_episode < 3:
+            flags[[self.step_in_episode, (self.episode + 1) % 3]] = 1
+        return {"action_mask": {"go": flags}}
+
+
+class CountingTreeVectorEnv(VectorEnv):
+    """The same as a native vector environment: observations, actions and masks are batched leaf by leaf."""
+
+    metadata = {"autoreset_mode": AutoresetMode.NEXT_STEP}  # noqa: RUF012 (as Gymnasium declares it)
+
+    def __init__(self, num_envs: int) -> None:
+        self._envs = [CountingTreeEnv() for _ in range(num_envs)]
+        self._ended = [False] * num_envs
+        self.num_envs = num_envs
+        self.single_observation_space = self._envs[0].observation_space
+        self.single_action_space = self._envs[0].action_space
+        self.observation_space = gymnasium.vector.utils.batch_space(self.single_observation_space, num_envs)
+        self.action_space = gymnasium.vector.utils.batch_space(self.single_action_space, num_envs)
+
+    def reset(self, *, seed: Any = None, options: Any = None) -> tuple[Any, dict[str, Any]]:
+        self._ended = [False] * self.num_envs
+        return self._batched([env.reset() for env in self._envs])
+
+    def step(self, actions: Any) -> tuple[Any, ...]:
+        assert self.action_space.contains(actions), f"{actions!r} is not in {self.action_space}"
+        rows: list[tuple[Any, ...]] = []
+        for slot, env in enumerate(self._envs):
+            if self._ended[slot]:
+                observation, info = env.reset()
+                rows.append((observation, 0.0, False, False, info))
+            else:
+                discretes, numbers = actions["turn"]
+                rows.append(env.step({"go": int(actions["go"][slot]), "turn": (discretes[slot], numbers[slot])}))
+            self._ended[slot] = rows[-1][2] or rows[-1][3]
+        observation, info = self._batched([(row[0], row[4]) for row in rows])
+        return observation, *(np.array([row[index] for row in rows]) for index in (1, 2, 3)), info
+
+    def close(self, **kwargs: Any) -> None:
+        return
+
+    @staticmethod
+    def _batched(shown: list[tuple[Any, dict[str, Any]]]) -> tuple[Any, dict[str, Any]]:
+        observation = {key: np.stack([one[key] for one, _ in shown]) for key in ("episode", "step")}
+        return observation, {"action_mask": {"go": np.stack([info["action_mask"]["go"] for _, info in shown])}}

@@ -23,7 +23,7 @@ else:
     torch = LazyModule("torch")  # acting does without
 
 LOG_STD_RANGE = (-5.0, 2.0)  # beyond, the logarithm of the standard deviation has no effect
-_FORBIDDEN = -1e9  # in the place of a masked logit: finite, so that it can be multiplied by its probability, 0
+_FORBIDDEN = -1e38  # in the place of a masked logit: finite, so that it can be multiplied by its probability, 0
 _HALF_LOG_TAU = 0.5 * math.log(2 * math.pi)
 
 Mask = npt.NDArray[np.bool_] | None  # [N, mask_width]
@@ -71,7 +71,8 @@ def _draw_category(logits: Floats, random: np.random.Generator) -> tuple[npt.NDA
     """[..., A] -> categories [...] and their log-probabilities [...]."""
     shifted = logits - logits.max(axis=-1, keepdims=True)
     cumulative = np.cumsum(np.exp(shifted), axis=-1)  # not normalised: cumulative[..., -1] is the sum
-    # Inverse of the cumulative distribution; the last category takes what rounding leaves.
+    # Inverse of the cumulative distribution. A number below 1 times the sum is below the sum, however it rounds: a last
+    # category of probability 0 is never drawn.
     drawn = random.random((*logits.shape[:-1], 1), np.float32) * cumulative[..., -1:]
     category: npt.NDArray[np.int64] = (drawn >= cumulative[..., :-1]).sum(axis=-1)
     taken = np.take_along_axis(shifted, category[..., None], axis=-1)[..., 0]

@@ -3,8 +3,8 @@
 Whatever the action space, an action is one array on the wire: the category of a Discrete space by itself, else a row
 of its elements, leaf after leaf, in C order: zero-based categories, and numbers of Box leaves. It is int64 where there
 are categories only, float32 where there are numbers. A number is in units of half the range of its bounds, 0 being the
-middle, where it has two finite bounds, else in the environment's own; it travels as it was drawn, and only the
-environment gets it within the bounds.
+middle, where it has two bounds, else in the environment's own; it travels as it was drawn, and only the environment
+gets it within the bounds.
 
 A policy says of an action a row of logits: one for each category of each element, and of each number the mean and the
 logarithm of the standard deviation. So an action consists of blocks of elements that are alike.
@@ -130,27 +130,25 @@ class ActionLayout:
             if isinstance(tree, tuple):
                 return tuple(place(part) for part in tree)
             begin = column
-            column += math.prod(tree.shape) if isinstance(tree, BoxSpec) else len(tree.sizes)
+            column += 1 if isinstance(tree, DiscreteSpec) else math.prod(tree.shape)
             return convert(tree, rows[:, begin:column])
 
         return place(self._tree)
 
 
 def _single(leaf: ActionLeaf, row: Array) -> Any:
-    batched = _batched(leaf, row[None])[0]
-    return int(batched) if isinstance(leaf, DiscreteSpec) else batched
+    batched = _batched(leaf, row[None])
+    return int(batched[0]) if isinstance(leaf, DiscreteSpec) else batched[0, ...]  # an array, even of no dimension
 
 
 def _batched(leaf: ActionLeaf, rows: Array) -> Array:
     """Rows [N, elements] of one leaf as its space has them, [N, ...]."""
     if isinstance(leaf, BoxSpec):
-        low, high = np.array(leaf.low), np.array(leaf.high)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
-        numbers: Array = np.clip(middle + half * rows, low, high).astype(leaf.dtype).reshape(-1, *leaf.shape)
-        return numbers
+        middle, half, low, high = leaf.scale
+        numbers: Array = np.clip(middle + half * rows.reshape(-1, *leaf.shape), low, high)
+        return numbers.astype(leaf.dtype)
     if isinstance(leaf, MultiBinarySpec):
         return rows.astype(np.int8).reshape(-1, *leaf.shape)
-    shape = () if isinstance(leaf, DiscreteSpec) else leaf.shape
-    categories: Array = (rows.astype(np.int64) + np.array(leaf.start)).reshape(-1, *shape)
-    return categories
+    shape, dtype = ((), CATEGORY_DTYPE) if isinstance(leaf, DiscreteSpec) else (leaf.shape, leaf.dtype)
+    categories: Array = rows.astype(np.int64).reshape(-1, *shape) + leaf.limits.start
+    return categories.astype(dtype)

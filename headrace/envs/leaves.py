@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.wire.payload import ArraySpec
 
@@ -15,6 +19,9 @@ Tree: TypeAlias = "LeafT | dict[str, Any] | tuple[Any, ...]"
 
 CATEGORY_DTYPE = "<i8"
 FLOATS = ("<f2", "<f4", "<f8")
+INTEGERS = ("|i1", "|u1", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8")
+
+Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -35,26 +42,35 @@ class DiscreteSpec:
         """How many categories each of its elements has."""
         return (self.n,)
 
+    @property
+    def categories(self) -> int:
+        """How many all of its elements have together."""
+        return self.n
+
+    @cached_property
+    def limits(self) -> CategoryLimits:
+        return CategoryLimits(np.array(self.start), np.array(self.n))
+
     def to_plain(self) -> dict[str, Any]:
         return {"n": self.n, "start": self.start}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
         """KeyError, TypeError or ValueError for data that are not such a space's."""
-        n, start = _whole_numbers([data["n"], data["start"]])
-        _positive([n])
+        (n,), (start,) = _sizes_and_starts([data["n"]], [data["start"]])
         return cls(n, start)
 
 
 @dataclass(frozen=True)
 class MultiDiscreteSpec:
-    """An array of categories; nvec and start are those of its elements, in C order."""
+    """An array of categories; nvec and start are those of its elements, in C order. dtype: of the environment's."""
 
     shape: tuple[int, ...]
     nvec: tuple[int, ...]
     start: tuple[int, ...]
+    dtype: str = CATEGORY_DTYPE
 
-    KEYS: ClassVar = {"shape", "nvec", "start"}
+    KEYS: ClassVar = {"dtype", "shape", "nvec", "start"}
 
     @property
     def array(self) -> ArraySpec:
@@ -64,17 +80,31 @@ class MultiDiscreteSpec:
     def sizes(self) -> tuple[int, ...]:
         return self.nvec
 
+    @property
+    def categories(self) -> int:
+        return sum(self.nvec)
+
+    @cached_property
+    def limits(self) -> CategoryLimits:
+        return CategoryLimits(*(np.reshape(values, self.shape) for values in (self.start, self.nvec)))
+
     def to_plain(self) -> dict[str, Any]:
-        return {"shape": list(self.shape), "nvec": list(self.nvec), "start": list(self.start)}
+        return {
+            "dtype": self.dtype,
+            "shape": list(self.shape),
+            "nvec": list(self.nvec),
+            "start": list(self.start),
+        }
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
         shape = shape_from(data["shape"])
-        nvec, start = tuple(_whole_numbers(data["nvec"])), tuple(_whole_numbers(data["start"]))
-        _positive(nvec)
+        nvec, start = _sizes_and_starts(data["nvec"], data["start"])
         if not nvec or {len(nvec), len(start)} != {math.prod(shape)}:
-            raise ValueError(f"{len(nvec)} sizes and {len(start)} starts for shape {shape}")
-        return cls(shape, nvec, start)
+            raise ValueError(f"{len(nvec)} sizes and {len(start)} starts for shape {shape!r:.100}")
+        if data["dtype"] not in INTEGERS:
+            raise ValueError(f"categories of dtype {data['dtype']!r:.100}")
+        return cls(shape, nvec, start, data["dtype"])
 
 
 @dataclass(frozen=True)
@@ -93,6 +123,14 @@ class MultiBinarySpec:
     def sizes(self) -> tuple[int, ...]:
         return (2,) * math.prod(self.shape)
 
+    @property
+    def categories(self) -> int:
+        return 2 * math.prod(self.shape)
+
+    @cached_property
+    def limits(self) -> CategoryLimits:
+        return CategoryLimits(np.array(0), np.array(2))
+
     def to_plain(self) -> dict[str, Any]:
         return {"bits": list(self.shape)}
 
@@ -100,13 +138,16 @@ class MultiBinarySpec:
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
         shape = shape_from(data["bits"])
         if not math.prod(shape):
-            raise ValueError(f"no bits: shape {shape}")
+            raise ValueError(f"no bits: shape {shape!r:.100}")
         return cls(shape)
 
 
 @dataclass(frozen=True)
 class BoxSpec:
-    """An array of float actions and the bounds of its elements, in C order; infinite where there is none."""
+    """An array of float actions and the bounds of its elements, in C order; infinite where there is none.
+
+    ValueError for bounds between which there is no number.
+    """
 
     dtype: str  # the environment's
     shape: tuple[int, ...]
@@ -115,22 +156,52 @@ class BoxSpec:
 
     KEYS: ClassVar = {"dtype", "shape", "low", "high"}
 
+    def __post_init__(self) -> None:
+        if not self.low or {len(self.low), len(self.high)} != {math.prod(self.shape)}:
+            raise ValueError(f"{len(self.low)} and {len(self.high)} bounds for shape {self.shape!r:.100}")
+        for low, high in zip(self.low, self.high, strict=True):
+            if not low <= high or low == math.inf or high == -math.inf:
+                raise ValueError(f"bounds {low} and {high}, between which there is no number")
+
+    @cached_property
+    def scale(self) -> BoxScale:
+        """A bound that is the largest number of the dtype is none: there is no half of such a range."""
+        low, high = (np.reshape(bounds, self.shape) for bounds in (self.low, self.high))
+        limits = np.finfo(self.dtype)
+        bounded = (low > limits.min) & (high < limits.max)
+        middle, half = (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, np.ones(self.shape)
+        half[bounded] = (high[bounded] / 2) - (low[bounded] / 2)
+        return BoxScale(middle, half, low.clip(limits.min), high.clip(None, limits.max))
+
     def to_plain(self) -> dict[str, Any]:
         low, high = ([None if math.isinf(bound) else bound for bound in bounds] for bounds in (self.low, self.high))
         return {"dtype": self.dtype, "shape": list(self.shape), "low": low, "high": high}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
-        shape = shape_from(data["shape"])
-        low = tuple(-math.inf if bound is None else float(bound) for bound in data["low"])
-        high = tuple(math.inf if bound is None else float(bound) for bound in data["high"])
-        if not low or {len(low), len(high)} != {math.prod(shape)}:
-            raise ValueError(f"{len(low)} and {len(high)} bounds for shape {shape}")
-        if not all(a <= b for a, b in zip(low, high, strict=True)):
-            raise ValueError("a lower bound that is not below the upper one")
         if data["dtype"] not in FLOATS:
             raise ValueError(f"actions of dtype {data['dtype']!r:.100}")
-        return cls(data["dtype"], shape, low, high)
+        low, high = (
+            tuple(_bound(value, missing) for value in data[side])
+            for side, missing in (("low", -math.inf), ("high", math.inf))
+        )
+        return cls(data["dtype"], shape_from(data["shape"]), low, high)
+
+
+class CategoryLimits(NamedTuple):
+    """Which numbers of the environment are categories; broadcast to the leaf's shape."""
+
+    start: npt.NDArray[np.int64]
+    size: npt.NDArray[np.int64]
+
+
+class BoxScale(NamedTuple):
+    """What a policy's numbers become for the environment, [*shape] each: middle + half x number, within the bounds."""
+
+    middle: npt.NDArray[np.float64]
+    half: npt.NDArray[np.float64]
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
 
 
 Categories = DiscreteSpec | MultiDiscreteSpec | MultiBinarySpec
@@ -141,6 +212,15 @@ ActionLeaf = BoxSpec | Categories
 def array_of(leaf: ObservationLeaf) -> ArraySpec:
     """How an observation's leaf travels."""
     return leaf if isinstance(leaf, ArraySpec) else leaf.array
+
+
+def zero_based(leaf: Categories, given: Array) -> Array:
+    """The environment's numbers [..., *shape] as they travel. ValueError if one of them is no category."""
+    start, size = leaf.limits
+    categories = given.astype(np.int64) - start
+    if ((categories < 0) | (categories >= size)).any():
+        raise ValueError(f"{_brief(given)} is not in {_brief(leaf)}")
+    return categories.astype(leaf.array.dtype)
 
 
 def leaves_of(tree: Tree[LeafT]) -> dict[str, LeafT]:
@@ -170,6 +250,23 @@ def _whole_numbers(values: Any) -> list[int]:
     return values
 
 
-def _positive(sizes: Any) -> None:
-    if any(size < 1 for size in sizes):
-        raise ValueError(f"no categories: {sizes!r:.100}")
+def _sizes_and_starts(sizes: Any, starts: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    sizes, starts = _whole_numbers(sizes), _whole_numbers(starts)
+    limits = np.iinfo(np.int64)
+    for size, start in zip(sizes, starts, strict=False):
+        if size < 1 or start < limits.min or start + size > limits.max:
+            raise ValueError(f"{size} categories from {start} on")
+    return tuple(sizes), tuple(starts)
+
+
+def _bound(value: Any, missing: float) -> float:
+    if value is None:
+        return missing
+    if type(value) not in (int, float) or not math.isfinite(value):
+        raise ValueError(f"expected a bound, got {value!r:.100}")
+    return float(value)
+
+
+def _brief(value: Any) -> str:
+    """In one line that is not too long."""
+    return " ".join(f"{value!s:.200}".split())

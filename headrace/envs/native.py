@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import array_of
+from headrace.envs.leaves import array_of, zero_based
 from headrace.envs.masks import MASK, facts_of, flat_mask
-from headrace.envs.single import kind_of, may_stand_for, shown, zero_based
+from headrace.envs.single import kind_of, may_stand_for, shown
 from headrace.envs.spaces import describe
 from headrace.envs.transition import Transition
 from headrace.errors import MisbehavedError
@@ -93,10 +93,10 @@ class NativeSlots:
             if expected.kind == "f" and not np.isfinite(array).all():
                 self._refuse(f"observed a number that is not finite{named}")
             if not isinstance(leaf, ArraySpec):
-                categories = zero_based(array, leaf)
-                if categories is None:
-                    self._refuse(f"observed a category{named} that is not in {leaf}")
-                array = categories
+                try:
+                    array = zero_based(leaf, array)
+                except ValueError as error:
+                    self._refuse(f"observed what its space has not{named}: {error}")
             elif expected.kind != "f" and array.dtype != expected and (array.astype(expected) != array).any():
                 self._refuse(f"observed {array.dtype}{named} that {expected} cannot hold")
             seen[observation_field(path)] = array
@@ -108,7 +108,7 @@ class NativeSlots:
     def _mask(self, masks: Any, slot: int, ended: Flags) -> npt.NDArray[np.bool_]:
         try:
             mask = flat_mask(_of_slot(masks, slot), self.spaces.action)
-        except (ValueError, IndexError) as error:
+        except (ValueError, IndexError, KeyError, TypeError) as error:
             if not ended[slot]:
                 self._refuse(f"gave an info[{MASK!r}] that is wrong: {error}")
             mask = np.ones(self.spaces.actions.mask_width, np.bool_)

@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import Categories, MultiBinarySpec
+from headrace.envs.leaves import zero_based
 from headrace.envs.masks import MASK, facts_of, flat_mask, gives_mask
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
@@ -120,10 +120,10 @@ class SingleEnv(gymnasium.Env[One, Any]):
             elif array.dtype != target.dtype and (target != array).any():
                 self._refuse(f"observed {shown(array)}{named}, which {target.dtype} cannot hold")
             return
-        categories = zero_based(array, tree)
-        if categories is None:
-            self._refuse(f"observed {shown(array)}{named}, which is not in {tree}")
-        target[...] = categories
+        try:
+            target[...] = zero_based(tree, array)
+        except ValueError as error:
+            self._refuse(f"observed what its space has not{named}: {error}")
 
     def _put_mask(self, given: Any, *, ended: bool) -> None:
         """What is seen last of an episode is followed by no action: then any mask will do, or none."""
@@ -154,14 +154,6 @@ def _number(given: Any) -> float | None:
     if array.size != 1 or array.dtype.kind not in "biuf" or not np.isfinite(array).all():
         return None
     return float(array.item())
-
-
-def zero_based(given: Array, leaf: Categories) -> Array | None:
-    """An observation's categories [..., *leaf.array.shape] as they travel; None if one is none of the space's."""
-    shape = leaf.array.shape
-    categories: Array = given if isinstance(leaf, MultiBinarySpec) else given - np.reshape(leaf.start, shape)
-    outside = (categories < 0) | (categories >= np.reshape(leaf.sizes, shape))
-    return None if outside.any() else categories
 
 
 def kind_of(result: Any) -> str:

@@ -10,7 +10,7 @@ import pytest
 import zmq
 from prometheus_client import CollectorRegistry
 
-from headrace.envs.leaves import DiscreteSpec
+from headrace.envs.leaves import BoxSpec, DiscreteSpec, MultiBinarySpec, MultiDiscreteSpec
 from headrace.envs.spaces import Spaces
 from headrace.malformed import malformed
 from headrace.telemetry.catalogue import LearnerMetrics
@@ -98,6 +98,37 @@ def test_so_is_an_action_before_the_tail_of_folded_ticks_that_does_not_exist(val
 def test_more_new_ticks_than_valid_ones_are_found() -> None:
     made, _ = rows()
     assert malformed(SCHEMA.views(made), np.array([3, 4, 0]), SPACES).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("action", "taken"),
+    [
+        (DiscreteSpec(3, 5), lambda category: category),
+        (MultiDiscreteSpec((2,), (3, 2), (0, 0)), lambda category: (category, 0)),
+        ((DiscreteSpec(3, 5), BoxSpec("<f4", (1,), (-1.0,), (1.0,))), lambda category: (category, 0.25)),
+    ],
+    ids=["discrete", "multi-discrete", "with numbers"],
+)
+def test_a_forbidden_action_and_a_mask_that_allows_nothing_are_found_beside_other_faults(
+    action: Any, taken: Callable[[int], Any]
+) -> None:
+    spaces = Spaces((DiscreteSpec(4, 1), MultiBinarySpec((2,))), action, masked=True)
+    schema = unroll_schema(TICKS, spaces.seen, spaces.actions.array, {}, {})
+    views = schema.views(schema.allocate(8))
+    views["valid"][:, :] = True
+    views["valid"][:, 2] = False
+    views["action_mask"][:] = True
+    views["action_mask"][:, :, 1] = False
+    views["action"][:] = taken(2)
+    views["action"][:, 2] = taken(1)  # forbidden, where no action is taken
+    views["action"][1, 3] = taken(1)
+    views["action"][2, 3] = taken(3)  # there is no such category to be looked up in the mask
+    views["action_mask"][3, -1, :3] = False  # of the tail
+    views["action_mask"].view(np.uint8)[4, 0, 0] = 2
+    views["observation/0"][5, 1] = 4
+    views["observation/1"][6, 1, 1] = -1
+    expected = [False, True, True, True, True, True, True, False]
+    assert malformed(views, np.zeros(8, np.int64), spaces).tolist() == expected
 
 
 def test_the_loader_blanks_them_and_the_rest_of_the_batch_is_trained_on() -> None:
