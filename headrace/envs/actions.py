@@ -144,9 +144,7 @@ def _single(leaf: ActionLeaf, row: Array) -> Any:
 def _batched(leaf: ActionLeaf, rows: Array) -> Array:
     """Rows [N, elements] of one leaf as its space has them, [N, ...]."""
     if isinstance(leaf, BoxSpec):
-        low, high = np.array(leaf.low), np.array(leaf.high)
-        bounded = np.isfinite(low) & np.isfinite(high)
-        middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
+        low, high, middle, half = leaf.range
         numbers: Array = np.clip(middle + half * rows, low, high).astype(leaf.dtype).reshape(-1, *leaf.shape)
         return numbers
     if isinstance(leaf, MultiBinarySpec):

@@ -5,7 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self, TypeAlias, TypeVar
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 from headrace.wire.payload import ArraySpec
 
@@ -104,6 +108,15 @@ class MultiBinarySpec:
         return cls(shape)
 
 
+class Range(NamedTuple):
+    """Where the numbers of a Box lie, float64 [elements] each: its bounds, and what they are measured in and from."""
+
+    low: npt.NDArray[np.float64]
+    high: npt.NDArray[np.float64]
+    middle: npt.NDArray[np.float64]  # 0 where a bound is missing
+    half: npt.NDArray[np.float64]  # half the range; 1 where a bound is missing
+
+
 @dataclass(frozen=True)
 class BoxSpec:
     """An array of float actions and the bounds of its elements, in C order; infinite where there is none."""
@@ -114,6 +127,13 @@ class BoxSpec:
     high: tuple[float, ...]
 
     KEYS: ClassVar = {"dtype", "shape", "low", "high"}
+
+    @cached_property
+    def range(self) -> Range:
+        low, high = np.array(self.low), np.array(self.high)
+        bounded = np.isfinite(low) & np.isfinite(high)
+        middle, half = np.where(bounded, low / 2 + high / 2, 0.0), np.where(bounded, high / 2 - low / 2, 1.0)
+        return Range(low, high, middle, half)
 
     def to_plain(self) -> dict[str, Any]:
         low, high = ([None if math.isinf(bound) else bound for bound in bounds] for bounds in (self.low, self.high))
