@@ -16,7 +16,7 @@ from headrace.envs.masks import gives_mask
 from headrace.envs.spaces import Spaces
 from headrace.envs.transition import Transition
 from headrace.errors import ComponentLost, ConfigError
-from headrace.imports import import_module, import_modules, load
+from headrace.imports import extra_for, import_module, import_modules, load
 from headrace.unroll import Seen
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ def _made(config: EnvConfig, make: Callable[[], Any]) -> Any:
         raise
     except Exception as error:
         hint = "; list the module that registers it under imports" if type(error).__name__ == "NameNotFound" else ""
+        if extra := extra_for(error):
+            hint = f": pip install 'headrace[{extra}]' where the actors run"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"env.id: {config.id!r} cannot be made ({reason}){hint}") from error
 
