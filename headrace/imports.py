@@ -10,6 +10,18 @@ from typing import Any
 
 from headrace.errors import ConfigError
 
+_EXTRAS = {"minigrid": "minigrid", "mujoco": "mujoco"}  # of Headrace, by the package for whose sake they are there
+
+
+def extra_for(error: BaseException) -> str | None:
+    """The extra of Headrace that brings the package whose absence led to this error; None if that is not the reason."""
+    cause: BaseException | None = error
+    while cause is not None:
+        if isinstance(cause, ModuleNotFoundError) and (extra := _EXTRAS.get((cause.name or "").partition(".")[0])):
+            return extra
+        cause = cause.__cause__ or cause.__context__
+    return None
+
 
 def import_module(name: str, setting: str) -> Any:
     """Imports a module that `setting` names. ConfigError, naming both, if that fails for any reason."""
@@ -20,6 +32,11 @@ def import_module(name: str, setting: str) -> Any:
         return importlib.import_module(name)
     except Exception as error:  # the user's module may raise anything
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        if extra := extra_for(error):
+            raise ConfigError(
+                f"{setting}: cannot import module {name!r} ({reason}): pip install 'headrace[{extra}]' where the "
+                "actors run"
+            ) from error
         raise ConfigError(
             f"{setting}: cannot import module {name!r} ({reason}); install it where the actors and the learner run, "
             "or put its folder on PYTHONPATH"

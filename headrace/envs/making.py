@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from headrace.envs.atari import refuse_second_skip
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError, HeadraceError
-from headrace.imports import import_module, import_modules, load
+from headrace.imports import extra_for, import_module, import_modules, load
 
 if TYPE_CHECKING:
     from headrace.envs.single import SingleEnv
@@ -77,6 +77,8 @@ def made(config: EnvSettings, make: Callable[[], T]) -> T:
         raise
     except Exception as error:
         hint = "; list the module that registers it under imports" if type(error).__name__ == "NameNotFound" else ""
+        if extra := extra_for(error):
+            hint = f": pip install 'headrace[{extra}]' where the actors run"
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"env.id: {config.id!r} cannot be made ({reason}){hint}") from error
 

@@ -62,6 +62,17 @@ def test_the_presets_of_q_learning_reach_their_goals(tmp_path: Path, preset: str
     assert_identities_hold(summary["ledger"])
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("preset", ["pendulum", "minigrid-doorkey", "inverted-pendulum"])
+def test_continuous_control_and_minigrid_reach_their_goals(tmp_path: Path, preset: str, seed: int) -> None:
+    with running(tmp_path, ["train", preset, "--seed", str(seed)]) as command:
+        assert command.wait(600.0) == 0
+        summary, goal = command.summary(), command.config().stop.return_
+    assert goal is not None
+    assert summary["mean_return"] >= goal
+    assert_identities_hold(summary["ledger"])
+
+
 def test_nobody_finds_the_way_in_the_t_maze_without_a_memory(tmp_path: Path) -> None:
     arguments = ["train", "memory-r2d2", "--model.core", "none", "--stop.steps", "300000"]
     arguments += ["--telemetry.log_every_s", "0.2"]

@@ -22,9 +22,8 @@ from headrace_actor.membership import Membership
 from headrace_actor.statistics import Statistics
 from headrace_actor.stream import ItemLedger
 from headrace_learner.ledgers import ActorLedger
-from headrace_learner.roster import EnvFaults, Roster
 from headrace_learner.normalizers import Normalizers
-from headrace_learner.roster import Roster
+from headrace_learner.roster import EnvFaults, Roster
 
 
 class Lost(grpc.RpcError):
