@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TypeVar
+
 from grafana_foundation_sdk.builders import common, heatmap, prometheus, stat, timeseries
 from grafana_foundation_sdk.models.common import (
     BigValueGraphMode,
@@ -18,6 +21,8 @@ from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 NAMESPACE = 'namespace="$namespace"'
 
+Panel = stat.Panel | timeseries.Panel | heatmap.Panel
+P = TypeVar("P", stat.Panel, timeseries.Panel, heatmap.Panel)
 Target = tuple[str, str]
 """An expression, and the legend of its series."""
 
@@ -84,11 +89,11 @@ def distribution(title: str, description: str, unit: str, name: str, width: int 
     return panel.with_target(query.ref_id("A"))
 
 
-def _common(panel, title, description, unit, width, height):  # type: ignore[no-untyped-def]
+def _common(panel: P, title: str, description: str, unit: str, width: int, height: int) -> P:
     return panel.title(title).description(description).unit(unit).datasource(SOURCE).span(width).height(height)
 
 
-def _with(panel, targets):  # type: ignore[no-untyped-def]
+def _with(panel: P, targets: Sequence[Target]) -> P:
     for letter, (expression, legend) in zip("ABCDEFGH", targets, strict=False):
         panel = panel.with_target(_query(expression, legend).ref_id(letter))
     return panel

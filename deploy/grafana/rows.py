@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from grafana_foundation_sdk.models import units
-from panels import distribution, graph, mean, number, of, quantile, quantiles, rate
+from panels import Panel, distribution, graph, mean, number, of, quantile, quantiles, rate
 
 SECONDS, BYTES, RATIO, SHORT = units.Seconds, units.BytesIEC, units.PercentUnit, units.Short
 RATE = units.CountsPerSecond
 
 
-def overview() -> list[Any]:
+def overview() -> list[Panel]:
     """By the recorded signals, where there is one: deploy/prometheus/rules/recording.yml."""
     checkpoint_age = f"time() - ({of('headrace_learner_checkpoint_timestamp_seconds')} > 0)"
     return [
@@ -73,7 +71,7 @@ def overview() -> list[Any]:
     ]
 
 
-def throughput() -> list[Any]:
+def throughput() -> list[Panel]:
     return [
         graph(
             "Env steps",
@@ -117,7 +115,7 @@ def throughput() -> list[Any]:
     ]
 
 
-def balance() -> list[Any]:
+def balance() -> list[Panel]:
     return [
         graph(
             "Who waits for whom",
@@ -164,7 +162,7 @@ def balance() -> list[Any]:
     ]
 
 
-def staleness() -> list[Any]:
+def staleness() -> list[Panel]:
     weights_age = f"time() - ({of('headrace_actor_weights_timestamp_seconds')} > 0)"
     behind = f"scalar(max({of('headrace_learner_weights_version')})) - {of('headrace_actor_weights_version')}"
     return [
@@ -210,7 +208,7 @@ def staleness() -> list[Any]:
     ]
 
 
-def replay() -> list[Any]:
+def replay() -> list[Panel]:
     return [
         graph(
             "Items",
@@ -272,7 +270,7 @@ def replay() -> list[Any]:
     ]
 
 
-def learning() -> list[Any]:
+def learning() -> list[Panel]:
     updates = rate("headrace_learner_updates_total")
     return [
         distribution(
@@ -331,7 +329,7 @@ def learning() -> list[Any]:
     ]
 
 
-def transport() -> list[Any]:
+def transport() -> list[Panel]:
     return [
         graph(
             "Reconnects",
@@ -403,7 +401,7 @@ def transport() -> list[Any]:
     ]
 
 
-def resources() -> list[Any]:
+def resources() -> list[Panel]:
     return [
         graph(
             "Processor",

@@ -7,7 +7,6 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROMETHEUS, GRAFANA = ROOT / "deploy" / "prometheus", ROOT / "deploy" / "grafana"
-CASES = sorted((PROMETHEUS / "tests").glob("*.yml"))
+CASE_FILES = sorted((PROMETHEUS / "tests").glob("*.yml"))
 RUNBOOKS = ROOT / "docs" / "runbooks.md"
 
 
@@ -25,9 +24,9 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
-RULES = [
-    rule for file in (PROMETHEUS / "rules").glob("*.yml") for group in load(file)["groups"] for rule in group["rules"]
-]
+CASES = [case for file in CASE_FILES for case in load(file)["tests"]]
+GROUPS = [group for file in sorted((PROMETHEUS / "rules").glob("*.yml")) for group in load(file)["groups"]]
+RULES = [rule for group in GROUPS for rule in group["rules"]]
 ALERTS = [rule for rule in RULES if "alert" in rule]
 RECORDED = {rule["record"]: rule for rule in RULES if "record" in rule}
 DASHBOARD = json.loads((GRAFANA / "dashboards" / "headrace.json").read_text())
@@ -54,21 +53,14 @@ def test_prometheus_takes_its_configuration_and_rules(promtool: str) -> None:
     run(promtool, "check", "config", PROMETHEUS / "prometheus.yml")
 
 
-@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("cases", CASE_FILES, ids=lambda path: path.stem)
 def test_alerts_and_signals_do_what_their_cases_say(promtool: str, cases: Path) -> None:
     run(promtool, "test", "rules", cases)
 
 
-def all_cases() -> Iterator[dict[str, Any]]:
-    for file in CASES:
-        yield from load(file)["tests"]
-
-
 @pytest.mark.parametrize("name", sorted({rule["alert"] for rule in ALERTS}))
 def test_every_alert_has_cases_in_which_it_fires_not_yet_not_elsewhere_and_not_after_the_run(name: str) -> None:
-    cases = [
-        (case, rule) for case in all_cases() for rule in case.get("alert_rule_test", ()) if rule["alertname"] == name
-    ]
+    cases = [(case, rule) for case in CASES for rule in case.get("alert_rule_test", ()) if rule["alertname"] == name]
     fired = {alert["exp_labels"].get("service") for _, rule in cases for alert in rule["exp_alerts"]}
     assert fired == {rule["labels"].get("service") for rule in ALERTS if rule["alert"] == name}
     for case, _ in cases:
@@ -81,7 +73,7 @@ def test_every_alert_has_cases_in_which_it_fires_not_yet_not_elsewhere_and_not_a
 
 
 def test_every_recorded_signal_has_a_case_with_a_value() -> None:
-    cases = [case for test in all_cases() for case in test.get("promql_expr_test", ()) if case["exp_samples"]]
+    cases = [case for group in CASES for case in group.get("promql_expr_test", ()) if case["exp_samples"]]
     assert {name for case in cases for name in promql.names(case["expr"])} == set(RECORDED)
 
 
