@@ -15,15 +15,15 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help train test venv lint types imports proto proto-check docs docs-check unit acceptance peers reverb format constraints clean
+.PHONY: help train test venv lint types imports proto proto-check docs docs-check dashboard dashboard-check unit acceptance peers reverb format constraints clean
 
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 train: venv ## train CartPole-v1 on this machine until it is solved
 	$(BIN)/headrace train cartpole $(ARGS)
 
-test: lint types imports proto-check docs-check unit ## everything that CI checks
+test: lint types imports proto-check docs-check dashboard-check unit ## everything that CI checks
 
 venv: $(INSTALLED) ## create .venv and install Headrace into it
 
@@ -57,6 +57,12 @@ docs: venv ## generate docs/metrics.md from the metric catalogue
 
 docs-check: venv ## the generated pages are what the code says
 	$(BIN)/python -m headrace.telemetry.reference | diff -u docs/metrics.md - || { echo "run: make docs" >&2; exit 1; }
+
+dashboard: venv ## generate deploy/grafana/dashboards from dashboard.py
+	$(BIN)/python deploy/grafana/dashboard.py
+
+dashboard-check: venv ## the generated dashboard is what dashboard.py says
+	$(BIN)/python deploy/grafana/dashboard.py --check
 
 unit: venv ## pytest, without the acceptance tests
 	$(BIN)/pytest

@@ -282,6 +282,9 @@ class LearnerMetrics(ServerMetrics):
         self.updates = counter("updates_total", "updates", "Optimizer steps taken")
         self.ticks_trained = counter("ticks_trained_total", "steps", "Valid ticks trained on")
         self.batch_wait_seconds = histogram("batch_wait_seconds", "seconds", "Waiting for a batch", FAST_SECONDS)
+        self.waiting_seconds = counter(
+            "waiting_seconds_total", "seconds", "Time spent waiting for batches, also for one that has not come yet"
+        )
         self.step_seconds = histogram(
             "step_seconds", "seconds", "The parts of one learner step", FAST_SECONDS, {"phase": StepPhase}
         )
@@ -341,11 +344,18 @@ class LearnerMetrics(ServerMetrics):
         self.checkpoint_failures = counter(
             "checkpoint_failures_total", "checkpoints", "Checkpoints that could not be written"
         )
+        self.checkpoint_interval_seconds = gauge(
+            "checkpoint_interval_seconds", "seconds", "Time between checkpoints, as learner.checkpoint_s says"
+        )
+        self.device_memory_bytes = gauge(
+            "device_memory_bytes", "bytes", "Memory of the GPU that PyTorch has taken for itself; 0 on a CPU"
+        )
         self.complete = gauge("complete", "0 or 1", "Whether training has ended")
 
         self.actors = gauge("actors", "actors", "Actors with a lease")
-        self.actors_lost = counter(
-            "actors_lost_total", "actors", "Actors whose lease expired: killed, crashed, or cut off"
+        self.actors_wanted = gauge("actors_wanted", "actors", "Actors that the run is to have, as actor.count says")
+        self.leases_expired = counter(
+            "leases_expired_total", "actors", "Actors that stopped reporting and did not say goodbye"
         )
         self.env_steps = counter("env_steps_total", "steps", "Valid ticks that actors reported")
         self.env_failures = counter(

@@ -19,7 +19,7 @@ from socketserver import TCPServer, ThreadingMixIn
 from typing import Any
 from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector
 from prometheus_client.exposition import choose_encoder
 
 from headrace.errors import ConfigError
@@ -82,6 +82,8 @@ class Health:
 def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> int:
     """Serves the endpoints on daemon threads until the process ends; returns the bound port (for `port` 0).
 
+    /metrics shows what `registry` has and what Prometheus' client says of every process: `process_*`.
+
     Raises:
         ConfigError: the address cannot be bound.
     """
@@ -93,6 +95,7 @@ def serve(host: str, port: int, registry: CollectorRegistry, health: Health) -> 
             f"--metrics-bind {host}:{port}: cannot listen there ({reason}); "
             "expected a free host:port of this machine, choose another one or stop the process that has it"
         ) from error
+    ProcessCollector(registry=registry)
     threading.Thread(target=server.serve_forever, args=(_SWEEP_S,), name="health", daemon=True).start()
     return int(server.server_address[1])
 

@@ -19,6 +19,10 @@ Every service serves its metrics in Prometheus' format at `/metrics` of the addr
 `/healthz` (503 when its main loop has made no progress for a long time) and `/readyz`. Units are base units; timestamps
 are Unix time. Labels take the values listed here and no others, never an actor's id or address, so the number of series
 does not grow with the run. All series exist from the start with 0, except RPC codes other than OK.
+
+On Linux there are besides, as in other programs, `process_cpu_seconds_total`, `process_resident_memory_bytes`,
+`process_virtual_memory_bytes`, `process_start_time_seconds`, `process_open_fds` and `process_max_fds`, of the service's
+own process without its children.
 """
 
 

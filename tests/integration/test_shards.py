@@ -67,6 +67,8 @@ def survived(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Command
         victim = shard_of(command, 1)
         replay = port_of(victim, "--metrics-bind")
         assert metric(learner, "headrace_learner_shards_live") == metric(learner, "headrace_learner_shards") == 2
+        assert metric(learner, "headrace_learner_actors_wanted") == 2  # what alerts compare with
+        assert metric(learner, "headrace_learner_checkpoint_interval_seconds") == 3600
         until(lambda: metric(replay, "headrace_replay_sampled_total") > 100, "draws from the shard", 30.0)
         victim.suspend()  # killed at once, it would be back before anybody missed it
         held = command.newest()

@@ -82,6 +82,7 @@ def test_a_lease_expires_without_reports_and_joining_or_reporting_keeps_it() -> 
     world.roster.expire()
     assert world.roster.actors == 2
     assert world.value("actors") == 2
+    assert world.value("leases_expired_total") == 1
     assert not world.report(C, 1)  # it should join again
     assert world.lease(bytes(15) + b"d") == 2
 
@@ -134,6 +135,7 @@ def test_a_farewell_that_is_repeated_is_confirmed_and_counted_once() -> None:
     for _ in range(3):
         assert world.report(A, 4, steps=10, made=2, acknowledged=1, dropped=1, leaving=True)
     assert (world.roster.env_steps, world.roster.actors) == (10, 0)
+    assert world.value("leases_expired_total") == 0
     assert world.roster.ledger() == ActorLedger(made=2, acknowledged=1, dropped=Counter(stopped=1))
 
 
@@ -228,4 +230,4 @@ def test_an_actor_that_goes_without_a_word_is_counted_as_lost_and_one_that_leave
     world.report(A, 1, leaving=True)
     world.now += 11
     world.roster.expire()
-    assert world.value("actors_lost_total") == 1
+    assert world.value("leases_expired_total") == 1

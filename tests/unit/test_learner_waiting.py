@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -73,6 +75,47 @@ class Records:
         self.written.append(record)
 
 
+def waiting_seconds(metrics: LearnerMetrics) -> float:
+    return next(iter(metrics.waiting_seconds.collect())).samples[0].value
+
+
+def make_training(
+    folder: Path,
+    source: Dry,
+    roster: Roster,
+    metrics: LearnerMetrics,
+    health: Health,
+    lifetime: Lifetime,
+    records: Records,
+) -> Training:
+    network, agent = BuiltIn(SPACES, MODEL), make_agent(CONFIG.agent, SPACES, {})
+    trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
+    publisher = cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: 0.0})())
+    return Training(
+        config=CONFIG,
+        trainer=trainer,
+        source=cast(Any, source),
+        publisher=publisher,
+        roster=roster,
+        account=Account(CONFIG, trainer, roster, NoReplay(), source.ledger),
+        recorder=cast(Any, records),
+        checkpoints=CheckpointFolder(folder, keep=2),
+        metrics=metrics,
+        health=health,
+        lifetime=lifetime,
+        run="run",
+        spaces=SPACES,
+    )
+
+
+class Late(Dry):
+    """A batch comes at the third look, and a quarter of that second went into copying it."""
+
+    def next(self, timeout_s: float) -> Any:
+        super().next(timeout_s)
+        return SimpleNamespace(copy_s=0.25) if self._looks == 3 else None
+
+
 def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_alive(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -81,8 +124,6 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
     metrics = LearnerMetrics(CollectorRegistry())
     roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
     health = Health(clock=clock.monotonic)
-    network, agent = BuiltIn(SPACES, MODEL), make_agent(CONFIG.agent, SPACES, {})
-    trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
     ages: list[float] = []
     dry = Dry(
         clock,
@@ -92,23 +133,7 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
             45: lambda: (ages.append(health.age_s), lifetime.stop()),
         },
     )
-    publisher = cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: 0.0})())
-    account = Account(CONFIG, trainer, roster, NoReplay(), dry.ledger)
-    training = Training(
-        config=CONFIG,
-        trainer=trainer,
-        source=cast(Any, dry),
-        publisher=publisher,
-        roster=roster,
-        account=account,
-        recorder=cast(Any, records),
-        checkpoints=CheckpointFolder(tmp_path, keep=2),
-        metrics=metrics,
-        health=health,
-        lifetime=lifetime,
-        run="run",
-        spaces=SPACES,
-    )
+    training = make_training(tmp_path, dry, roster, metrics, health, lifetime, records)
     with caplog.at_level(logging.WARNING):
         assert training.train() == "stopped"
     told = [record["waiting_for"] for record in records.written[:-1]]
@@ -116,3 +141,20 @@ def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_ali
     assert "waiting for an actor since 11 s" in caplog.text
     assert "waiting for unrolls from actors since 31 s" in caplog.text
     assert ages == [1.0]
+    assert waiting_seconds(metrics) == 45.0  # although not one batch has come
+
+
+def test_a_wait_counts_from_its_beginning_and_copying_what_came_is_no_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, lifetime = Clock(), Lifetime()
+    monkeypatch.setattr(training_module, "time", clock)
+    metrics = LearnerMetrics(CollectorRegistry())
+    roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
+    late = Late(clock, metrics, {})
+    training = make_training(tmp_path, late, roster, metrics, Health(), lifetime, Records())
+    monkeypatch.setattr(training, "_train_on", lambda loaded: lifetime.stop())
+    assert training.train() == "stopped"
+    waits = {sample.name: sample.value for sample in next(iter(metrics.batch_wait_seconds.collect())).samples}
+    assert waits["headrace_learner_batch_wait_seconds_count"] == 1
+    assert waits["headrace_learner_batch_wait_seconds_sum"] == waiting_seconds(metrics) == 2.75

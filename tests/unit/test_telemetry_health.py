@@ -66,6 +66,13 @@ def test_readiness_is_what_the_service_says_and_the_metric_agrees() -> None:
     assert "headrace_replay_ready 0.0" in get(port, "/metrics")[1]
 
 
+def test_metrics_tell_the_processor_time_memory_and_start_of_the_process() -> None:
+    port = serve("127.0.0.1", 0, CollectorRegistry(), Health())
+    shown = {line.split()[0] for line in get(port, "/metrics")[1].splitlines() if not line.startswith("#")}
+    names = ("cpu_seconds_total", "resident_memory_bytes", "start_time_seconds", "open_fds", "max_fds")
+    assert {f"process_{name}" for name in names} <= shown
+
+
 def test_other_paths_are_404_and_head_has_no_body() -> None:
     port = serve("127.0.0.1", 0, CollectorRegistry(), Health())
     assert get(port, "/")[0] == 404

@@ -118,17 +118,14 @@ class ItemStream:
 
     def wait_for_room(self, count: int, stopping: threading.Event, beat: Callable[[], None]) -> bool:
         """Waits until the window has room for `count` more items; False if `stopping` was set first."""
-        started = time.monotonic()
-        waited = False
         while not stopping.is_set():
+            started = time.monotonic()
             with self._lock:
                 self._step()
                 if self._window.room(count):
-                    if waited:
-                        self._metrics.blocked_seconds.inc(time.monotonic() - started)
                     return True
                 self._socket.poll(_WAIT_MS)
-            waited = True
+            self._metrics.blocked_seconds.inc(time.monotonic() - started)  # as it passes: a wait may have no end
             beat()
         return False
 

@@ -63,6 +63,8 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     if folder.epoch > 1 and folder.checkpoint is None:
         logger.warning("%s holds no valid checkpoint: training begins anew", folder.path)
     metrics.epoch.set(folder.epoch)
+    metrics.actors_wanted.set(config.actor.count)
+    metrics.checkpoint_interval_seconds.set(config.learner.checkpoint_s)
     logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch})
 
     def register(grpc_server: grpc.aio.Server) -> None:

@@ -219,7 +219,7 @@ class Roster:
     def _expire(self, now: float) -> None:
         for actor in [a for a, member in self._members.items() if now - member.heard_at > self._lease_s]:
             self._lost[actor] = self._members.pop(actor)
-            self._metrics.actors_lost.inc()
+            self._metrics.leases_expired.inc()
             if len(self._lost) > MAX_REMEMBERED:
                 _, member = self._lost.popitem(last=False)
                 self._depart(member.env_steps, _lost(member.ledger))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
+import torch
 
 from headrace.agents.batch import UnrollBatch
 from headrace.checkpoints import NETWORK, Checkpoint, CheckpointFolder, find_checkpoint
@@ -104,12 +105,19 @@ class Training:
     def train(self) -> str:
         """Trains until one of the ends. Ends with a checkpoint and a last record."""
         outcome = None
+        waited_s = 0.0  # for the batch that is next
         while outcome is None and not self.lifetime.stopping.is_set():
             started = time.perf_counter()
             loaded = self.source.next(_WAIT_S)
+            looked_s = time.perf_counter() - started
             self.health.beat()
+            if loaded is not None:  # what was copied meanwhile counts as the step's
+                looked_s = max(0.0, looked_s - loaded.copy_s)
+            self.metrics.waiting_seconds.inc(looked_s)  # as it passes: a wait may have no end
+            waited_s += looked_s
             if loaded is not None:
-                self.metrics.batch_wait_seconds.observe(time.perf_counter() - started)
+                self.metrics.batch_wait_seconds.observe(waited_s)
+                waited_s = 0.0
                 self._train_on(loaded)
                 self._waiting_since = time.monotonic()
             self._keep_up()
@@ -205,6 +213,8 @@ class Training:
             waiting_for = "unrolls from actors" if self.roster.actors else "an actor"
             logger.warning("waiting for %s since %.0f s", waiting_for, waited_s)
         self.metrics.items_queued.set(self.source.ledger.queued)
+        if self.trainer.device.type == "cuda":
+            self.metrics.device_memory_bytes.set(torch.cuda.memory_reserved(self.trainer.device))
         self.recorder.write(self.account.record(waiting_for, complete, self._diagnose()), self.trainer.trained_steps)
 
     def _diagnose(self) -> dict[str, Any]:
