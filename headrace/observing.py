@@ -65,7 +65,7 @@ def _leaf(value: Any, leaf: ObservationLeaf, name: str) -> npt.NDArray[Any]:
         _refuse(name, f"{given.dtype} of shape {given.shape}", spec)
     array = np.array(given, spec.dtype, order="C")
     if not isinstance(leaf, ArraySpec):
-        array -= np.reshape(getattr(leaf, "start", 0), spec.shape).astype(spec.dtype)
+        array -= np.reshape(leaf.starts, spec.shape).astype(spec.dtype)
         if ((array < 0) | (array >= np.reshape(leaf.sizes, spec.shape))).any():
             raise ValueError(f"{name}: got {value}; expected one of {leaf}")
     return array[None]

@@ -35,6 +35,11 @@ class DiscreteSpec:
         """How many categories each of its elements has."""
         return (self.n,)
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        """The environment's number for the first category of each element."""
+        return (self.start,)
+
     def to_plain(self) -> dict[str, Any]:
         return {"n": self.n, "start": self.start}
 
@@ -64,6 +69,10 @@ class MultiDiscreteSpec:
     def sizes(self) -> tuple[int, ...]:
         return self.nvec
 
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return self.start
+
     def to_plain(self) -> dict[str, Any]:
         return {"shape": list(self.shape), "nvec": list(self.nvec), "start": list(self.start)}
 
@@ -92,6 +101,10 @@ class MultiBinarySpec:
     @property
     def sizes(self) -> tuple[int, ...]:
         return (2,) * math.prod(self.shape)
+
+    @property
+    def starts(self) -> tuple[int, ...]:
+        return (0,) * math.prod(self.shape)
 
     def to_plain(self) -> dict[str, Any]:
         return {"bits": list(self.shape)}

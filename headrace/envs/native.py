@@ -64,7 +64,7 @@ class NativeSlots:
             if array.dtype.kind == "f" and not np.isfinite(array).all():
                 self._refuse(f"observed a number that is not finite{named}")
             if not isinstance(leaf, ArraySpec):
-                array = array - np.reshape(getattr(leaf, "start", 0), spec.shape)
+                array = array - np.reshape(leaf.starts, spec.shape)
                 if ((array < 0) | (array >= np.reshape(leaf.sizes, spec.shape))).any():
                     self._refuse(f"observed a category{named} that is not in {leaf}")
             seen[observation_field(path)] = array

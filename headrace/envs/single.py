@@ -95,7 +95,7 @@ class SingleEnv(gymnasium.Env[One, Any]):
             if target.dtype.kind == "f" and not np.isfinite(target).all():
                 self._refuse(f"observed a number that is not finite{f' at observation/{path}' if path else ''}")
             return
-        target[...] = array - np.reshape(getattr(tree, "start", 0), target.shape)
+        target[...] = array - np.reshape(tree.starts, target.shape)
         if ((target < 0) | (target >= np.reshape(tree.sizes, target.shape))).any():
             self._refuse(f"observed {value}{f' at observation/{path}' if path else ''}, which is not in {tree}")
 
