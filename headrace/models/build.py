@@ -12,12 +12,13 @@ from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
 from headrace.imports import load
 from headrace.models.built_in import BuiltIn
-from headrace.models.network import Network, NetworkInput, step
+from headrace.models.network import Network, NetworkInput, NetworkOutput, State, step
 from headrace.models.normalizer import ObservationNormalizer
 from headrace.unroll import ACTION_MASK, observed
 from headrace.wire.payload import ArraySpec
 
 _WIRE_DTYPES = {torch.float32: "<f4", torch.int64: "<i8", torch.bool: "|b1", torch.int32: "<i4", torch.uint8: "|u1"}
+_SLOTS, _TICKS = 2, 3  # of what an own network is tried on
 
 
 def build_network(config: ModelConfig, spaces: Spaces) -> Network:
@@ -52,16 +53,7 @@ def state_spec(network: Network) -> dict[str, ArraySpec]:
 
 def _try(network: Network, name: str, spaces: Spaces) -> None:
     """Runs two slots once, so that a wrong shape is found at the start and named."""
-    seen = {name: torch.from_numpy(array) for name, array in spaces.zeros(2).items()}
-    mask = seen.pop(ACTION_MASK, None)
-    inputs = NetworkInput(
-        observation=observed(seen),
-        first=torch.tensor([True, False]),
-        previous_action=torch.from_numpy(spaces.actions.zeros(2)),
-        previous_reward=torch.zeros(2),
-        action_mask=mask,
-    )
-    state = network.initial_state(2)
+    state = network.initial_state(_SLOTS)
     if not (isinstance(state, dict) and all(isinstance(leaf, Tensor) for leaf in state.values())):
         raise ConfigError(
             f"model.network: initial_state of {name} returns {type(state).__name__}; expected a dict of tensors by name"
@@ -71,20 +63,51 @@ def _try(network: Network, name: str, spaces: Spaces) -> None:
         raise ConfigError(f"model.network: {name} has state of dtype {unknown}; use one of {list(_WIRE_DTYPES)}")
     try:
         with torch.no_grad():
-            output, after = step(network, inputs, state)
+            output, after = step(network, _zeros(spaces, _SLOTS), state)
     except Exception as error:
         raise ConfigError(f"model.network: {name} fails on two observations: {_line(error)}") from error
-    expected = {"logits": (2, spaces.actions.num_logits), "value": (2,)} | {
-        f"state/{k}": tuple(v.shape) for k, v in state.items()
-    }
-    found = {"logits": tuple(output.logits.shape), "value": tuple(output.value.shape)} | _shapes(after)
-    if found != expected:
-        raise ConfigError(f"model.network: {name} returns shapes {found}; expected {expected}")
+    _check_shapes(output, after, state, (_SLOTS,), spaces, name)
     if {output.logits.dtype, output.value.dtype} != {torch.float32}:
         given = f"{output.logits.dtype} and {output.value.dtype}"
         raise ConfigError(
             f"model.network: {name} returns logits and values of {given}; expected float32 (use .float())"
         )
+    if state:
+        inputs = _zeros(spaces, _TICKS * _SLOTS).map(_slot_after_slot)
+        try:
+            with torch.no_grad():
+                output, after = network.sequence(inputs, state)
+        except Exception as error:
+            raise ConfigError(
+                f"model.network: {name} fails on {_TICKS} ticks of two observations: {_line(error)}"
+            ) from error
+        _check_shapes(output, after, state, (_TICKS, _SLOTS), spaces, f"sequence of {name}")
+
+
+def _zeros(spaces: Spaces, batch: int) -> NetworkInput:
+    seen = {name: torch.from_numpy(array) for name, array in spaces.zeros(batch).items()}
+    mask = seen.pop(ACTION_MASK, None)
+    return NetworkInput(
+        observation=observed(seen),
+        first=torch.zeros(batch, dtype=torch.bool),
+        previous_action=torch.from_numpy(spaces.actions.zeros(batch)),
+        previous_reward=torch.zeros(batch),
+        action_mask=mask,
+    )
+
+
+def _slot_after_slot(tensor: Tensor) -> Tensor:
+    """[T x B, ...] -> [T, B, ...] that lies in memory as the learner's batches do, which not every `view` allows."""
+    return tensor.view(_SLOTS, _TICKS, *tensor.shape[1:]).transpose(0, 1)
+
+
+def _check_shapes(
+    output: NetworkOutput, after: State, before: State, leading: tuple[int, ...], spaces: Spaces, name: str
+) -> None:
+    expected = {"logits": (*leading, spaces.actions.num_logits), "value": leading} | _shapes(before)
+    found = {"logits": tuple(output.logits.shape), "value": tuple(output.value.shape)} | _shapes(after)
+    if found != expected:
+        raise ConfigError(f"model.network: {name} returns shapes {found}; expected {expected}")
 
 
 def _shapes(state: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:

@@ -80,6 +80,20 @@ class TupleState(Memory):
         return tuple(super().initial_state(batch).values())
 
 
+class Views(Memory):
+    """Takes the numbers of many ticks for neighbours, which in a batch of the learner's they are not."""
+
+    def sequence(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
+        assert isinstance(inputs.observation, torch.Tensor)
+        rows = inputs.observation.view(-1, 6).float()
+        return NetworkOutput(self.linear(rows).view(*inputs.first.shape, -1), inputs.previous_reward), state
+
+
+class LastTick(Memory):
+    def sequence(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
+        return self(inputs.tick(-1), state)
+
+
 class Coarse(Memory):
     def forward(self, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
         output, after = super().forward(inputs, state)
@@ -260,6 +274,8 @@ def test_an_actor_keeps_no_gradient_graph_in_the_state_it_carries() -> None:
         (own("WideLogits"), r"WideLogits returns shapes .*\(2, 8\).*expected .*\(2, 4\)"),
         (own("ColumnValue"), r"ColumnValue returns shapes .*\(2, 1\).*expected .*\(2,\)"),
         (own("GrowingState"), r"GrowingState returns shapes .*state/sums': \(2, 4\)"),
+        (own("Views"), "Views fails on 3 ticks of two observations: RuntimeError: view size is not compatible"),
+        (own("LastTick"), r"sequence of .*LastTick returns shapes .*\(2, 4\).*expected .*\(3, 2, 4\)"),
         (own("TupleState"), r"initial_state of .*TupleState returns tuple; expected a dict of tensors"),
         (own("Coarse"), r"Coarse returns logits and values of torch.bfloat16 and torch.float32; expected float32"),
         (own("ForgetsState"), r"ForgetsState returns shapes .*expected .*state/steps"),
