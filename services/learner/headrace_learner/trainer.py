@@ -52,7 +52,8 @@ class Trainer:
         self.network.compute_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.learner.precision]
         self.agent = agent
         if agent.target_period is not None:
-            self.target = copy.deepcopy(self.network).requires_grad_(False)
+            # The copy's recurrent weights no longer lie side by side, as cuDNN wants them; moving it mends that.
+            self.target = copy.deepcopy(self.network).requires_grad_(False).to(device)
         self.device = device
         self.updates = 0
         self.trained_steps = 0
