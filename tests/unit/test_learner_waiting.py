@@ -73,46 +73,73 @@ class Records:
         self.written.append(record)
 
 
+def training(
+    folder: Any, clock: Clock, lifetime: Lifetime, metrics: LearnerMetrics, source: Dry, records: Records
+) -> Training:
+    """By a network of 8 units, for a learner that nobody subscribes to."""
+    roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
+    network, agent = BuiltIn(SPACES, MODEL), make_agent(CONFIG.agent, SPACES, {})
+    trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
+    nowhere = {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: 0.0}
+    return Training(
+        config=CONFIG,
+        trainer=trainer,
+        source=cast(Any, source),
+        publisher=cast(Any, type("Nowhere", (), nowhere)()),
+        roster=roster,
+        account=Account(CONFIG, trainer, roster, NoReplay(), source.ledger),
+        recorder=cast(Any, records),
+        checkpoints=CheckpointFolder(folder, keep=2),
+        metrics=metrics,
+        health=Health(clock=clock.monotonic),
+        lifetime=lifetime,
+        run="run",
+        spaces=SPACES,
+    )
+
+
 def test_without_data_it_says_for_what_it_waits_and_since_when_and_counts_as_alive(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     clock, lifetime, records = Clock(), Lifetime(), Records()
     monkeypatch.setattr(training_module, "time", clock)
     metrics = LearnerMetrics(CollectorRegistry())
-    roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
-    health = Health(clock=clock.monotonic)
-    network, agent = BuiltIn(SPACES, MODEL), make_agent(CONFIG.agent, SPACES, {})
-    trainer = Trainer(network, agent, CONFIG, torch.device("cpu"))
     ages: list[float] = []
-    dry = Dry(
-        clock,
-        metrics,
-        {
-            20: lambda: roster.join(b"a" * 16, None),  # lost again, as its lease runs out without reports
-            45: lambda: (ages.append(health.age_s), lifetime.stop()),
-        },
-    )
-    publisher = cast(Any, type("Nowhere", (), {"epoch": 1, "due": lambda *_: False, "age_s": lambda *_: 0.0})())
-    account = Account(CONFIG, trainer, roster, NoReplay(), dry.ledger)
-    training = Training(
-        config=CONFIG,
-        trainer=trainer,
-        source=cast(Any, dry),
-        publisher=publisher,
-        roster=roster,
-        account=account,
-        recorder=cast(Any, records),
-        checkpoints=CheckpointFolder(tmp_path, keep=2),
-        metrics=metrics,
-        health=health,
-        lifetime=lifetime,
-        run="run",
-        spaces=SPACES,
-    )
+    after: dict[int, Callable[[], object]] = {}
+    made = training(tmp_path, clock, lifetime, metrics, Dry(clock, metrics, after), records)
+    after[20] = lambda: made.roster.join(b"a" * 16, None)  # lost again, as its lease runs out without reports
+    after[45] = lambda: (ages.append(made.health.age_s), lifetime.stop())
     with caplog.at_level(logging.WARNING):
-        assert training.train() == "stopped"
+        assert made.train() == "stopped"
     told = [record["waiting_for"] for record in records.written[:-1]]
     assert told == [None, "an actor", *["unrolls from actors"] * 2, "an actor"]
     assert "waiting for an actor since 11 s" in caplog.text
     assert "waiting for unrolls from actors since 31 s" in caplog.text
     assert ages == [1.0]
+
+
+def test_all_of_the_wait_for_a_batch_is_counted_however_often_it_is_looked_for(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, registry = Clock(), CollectorRegistry()
+    monkeypatch.setattr(training_module, "time", clock)
+    lifetime, metrics = Lifetime(), LearnerMetrics(registry)
+    made = training(tmp_path, clock, lifetime, metrics, Dry(clock, metrics, {}), Records())
+    looks = iter([None, None, "a batch", None, "another"])
+
+    def next_batch(timeout_s: float) -> Any:
+        clock.now += 1.0
+        return next(looks)
+
+    trained: list[Any] = []
+    monkeypatch.setattr(made.source, "next", next_batch)
+
+    def train_on(loaded: Any) -> None:
+        trained.append(loaded)
+        if len(trained) == 2:
+            lifetime.stop()
+
+    monkeypatch.setattr(made, "_train_on", train_on)
+    assert made.train() == "stopped"
+    assert registry.get_sample_value("headrace_learner_batch_wait_seconds_sum") == 5.0
+    assert registry.get_sample_value("headrace_learner_batch_wait_seconds_count") == 2.0

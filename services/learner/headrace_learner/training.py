@@ -104,12 +104,15 @@ class Training:
     def train(self) -> str:
         """Trains until one of the ends. Ends with a checkpoint and a last record."""
         outcome = None
+        waited_s = 0.0
         while outcome is None and not self.lifetime.stopping.is_set():
             started = time.perf_counter()
             loaded = self.source.next(_WAIT_S)
+            waited_s += time.perf_counter() - started
             self.health.beat()
             if loaded is not None:
-                self.metrics.batch_wait_seconds.observe(time.perf_counter() - started)
+                self.metrics.batch_wait_seconds.observe(waited_s)
+                waited_s = 0.0
                 self._train_on(loaded)
                 self._waiting_since = time.monotonic()
             self._keep_up()
