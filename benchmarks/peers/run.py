@@ -31,7 +31,7 @@ from environments import add_environment_arguments, python_of
 from measurement import RESULT_PREFIX
 
 HERE = Path(__file__).resolve().parent
-GRACE_S = {"cartpole": 60.0, "pong": 300.0}  # beyond the limit, to stop, and on Pong to start; then it is killed
+GRACE_S = {"cartpole": 60.0, "pong": 600.0}  # beyond the limit, to stop, and on Pong to start; then it is killed
 CPUS = 2
 
 Result = dict[str, Any]
