@@ -208,6 +208,7 @@ MAY_CHANGE_ON_RESUME: tuple[str, ...] = (
     "actor.*",
     "replay.*",
     "learner.device",
+    "learner.precision",
     "learner.prefetch",
     "learner.lr",
     "learner.min_publish_s",

@@ -185,6 +185,9 @@ class LearnerConfig(Section):
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the learner computes; auto: cuda where there is one."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """What the learner's network computes in, forth and back. bfloat16: faster for convolutions where the hardware has
+    it; parameters, published weights, losses and optimiser stay float32, and actors act in float32."""
     batch_size: Whole = Field(default=32, ge=1)
     """Items per update, B (count); a multiple of replay.shards."""
     prefetch: Whole = Field(default=1, ge=0)

@@ -75,6 +75,7 @@ class Child:
     name: str
     arguments: list[str]
     log: Path
+    metrics: str  # host:port where it serves them
     process: subprocess.Popen[bytes] | None = None
     failures: int = 0
     started_at: float = 0.0
@@ -189,6 +190,10 @@ class Launcher:
         self._view.close()
         return self._conclude(outcome, signals)
 
+    def running(self) -> list[Child]:
+        """The services that are up."""
+        return [child for child in (*self._actors, *self._replay, self._learner) if child.running]
+
     def kill(self) -> None:
         """Whatever is still there goes."""
         for child in (*self._actors, self._learner, *self._replay):
@@ -208,8 +213,10 @@ class Launcher:
         return child
 
     def _child(self, name: str, command: str) -> Child:
-        arguments = [*command.split(), "--metrics-bind", f"127.0.0.1:{self._ports.take()}"]
-        return Child(name, arguments, self._run_dir / "logs" / f"{name}.log")
+        metrics = f"127.0.0.1:{self._ports.take()}"
+        return Child(
+            name, [*command.split(), "--metrics-bind", metrics], self._run_dir / "logs" / f"{name}.log", metrics
+        )
 
     def _supervise(self) -> None:
         """Restarts what died, if it may."""

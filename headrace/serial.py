@@ -53,7 +53,7 @@ from headrace_learner.normalizers import Normalizers
 from headrace_learner.replay_link import check_bytes, settings_of
 from headrace_learner.roster import EnvFaults, Roster
 from headrace_learner.run_folder import RunFolder
-from headrace_learner.trainer import Trainer, choose_device
+from headrace_learner.trainer import Trainer, check_precision, choose_device
 from headrace_learner.training import Training, init_from, resume
 from headrace_replay.table import Draw, Table, TableSpec, make_table
 
@@ -84,6 +84,7 @@ def train_under(lifetime: Lifetime, config: RunConfig, options: TrainOptions) ->
     torch.set_num_threads(1)
     torch.manual_seed(config.seed)
     device = choose_device(config.learner.device)
+    check_precision(config.learner.precision, device)
     folder = RunFolder.open(options.run_dir or new_run_dir(config.name), config, options.resume)
     sys.stdout.write(f"run {folder.path}\n")
     metrics = LearnerMetrics(CollectorRegistry())

@@ -1,4 +1,4 @@
-"""RLlib's IMPALA on CartPole-v1, with the settings of the example that RLlib gives for it."""
+"""RLlib's IMPALA on CartPole-v1 and on Pong, with the settings of the examples that RLlib gives for them."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import tempfile
 from collections import deque
 from importlib.metadata import version
+from pathlib import Path
 
 from measurement import EPISODES, HIDDEN_SIZES, Measurement, parse_arguments
 
@@ -19,8 +20,22 @@ EXAMPLE = {  # rllib/examples/algorithms/impala/cartpole_impala.py
     "vf_loss_coeff": 0.05,
     "entropy_coeff": 0.0,
 }
+PONG_EXAMPLE = {  # rllib/examples/algorithms/impala/pong_impala.py, but for the batch, which has 500
+    "train_batch_size_per_learner": 640,
+    "grad_clip": 30.0,
+    "grad_clip_by": "global_norm",
+    "lr": 0.0009,
+    "vf_loss_coeff": 1.0,
+    "entropy_coeff": [[0, 0.02], [3000000, 0.0]],
+}
+PONG_MODEL = {  # the example has other, smaller frames and a network for them
+    "vf_share_layers": True,
+    "conv_filters": [[32, 8, 4, "valid"], [64, 4, 2, "valid"], [64, 3, 1, "valid"]],
+    "conv_activation": "relu",
+    "head_fcnet_hiddens": [512],
+}
 NUM_ENVS_PER_ENV_RUNNER = 16
-NUM_ENV_RUNNERS = 2  # IMPALA's default; the example has 4, for a machine with more cores
+NUM_ENV_RUNNERS = 2  # IMPALA's default; the CartPole example has 4, for a machine with more cores
 NUM_LEARNERS = 1
 LOGICAL_CPUS = 8  # what Ray reserves per process adds up to more than there is
 ITERATION_S = 1.0  # how often there is a result to look at
@@ -36,27 +51,75 @@ def note_return(*, episode, prev_episode_chunks, metrics_logger, **_others) -> N
     metrics_logger.log_value(RAW_RETURNS, total, reduce="item_series")
 
 
-def main() -> None:
-    arguments = parse_arguments("Trains CartPole-v1 with RLlib's IMPALA.")
-    measured = Measurement("RLlib IMPALA", arguments)
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+def make_scaled_pong(_config):
+    """For RLlib's worker processes."""
+    from pong import Scaled, make_pong
 
-    import ray
-    from ray.rllib.algorithms.impala import IMPALAConfig
+    return Scaled(make_pong())
+
+
+def cartpole(config):
+    """As in the example."""
     from ray.rllib.connectors.env_to_module.mean_std_filter import MeanStdFilter
     from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 
-    config = (
-        IMPALAConfig()
-        .environment("CartPole-v1")
-        .env_runners(
-            num_env_runners=NUM_ENV_RUNNERS,
-            num_envs_per_env_runner=NUM_ENVS_PER_ENV_RUNNER,
-            env_to_module_connector=lambda env, spaces, device: MeanStdFilter(),
-        )
-        .learners(num_learners=NUM_LEARNERS)
+    return (
+        config.environment("CartPole-v1")
+        .env_runners(env_to_module_connector=lambda env, spaces, device: MeanStdFilter())
         .training(**EXAMPLE)
         .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=list(HIDDEN_SIZES), vf_share_layers=True))
+    )
+
+
+def pong(config):
+    """As in the example: single frames travel, and both ends stack them."""
+    from ray.rllib.connectors.env_to_module.frame_stacking import FrameStackingEnvToModule
+    from ray.rllib.connectors.learner.frame_stacking import FrameStackingLearner
+    from ray.tune.registry import register_env
+
+    register_env("pong", make_scaled_pong)
+    return (
+        config.environment("pong", clip_rewards=True)
+        .env_runners(
+            env_to_module_connector=lambda env, spaces, device: FrameStackingEnvToModule(num_frames=4),
+            rollout_fragment_length=20,
+        )
+        .training(learner_connector=lambda spaces, actions: FrameStackingLearner(num_frames=4), **PONG_EXAMPLE)
+        .rl_module(model_config=PONG_MODEL)
+    )
+
+
+TASKS = {
+    "cartpole": (
+        cartpole,
+        EXAMPLE | {"env_to_module_connector": "MeanStdFilter"},
+        "one MLP of 64, 64 (tanh) shared by policy and value; observations are normalised",
+        "cartpole_impala.py",
+    ),
+    "pong": (
+        pong,
+        PONG_EXAMPLE | PONG_MODEL | {"rollout_fragment_length": 20},
+        "the convolutions of DQN (ReLU), shared by policy and value, and 512 units for each",
+        "pong_impala.py, but frames of 84 x 84, DQN's network and batches of 640",
+    ),
+}
+
+
+def main() -> None:
+    arguments = parse_arguments("Trains CartPole-v1 or Pong with RLlib's IMPALA.")
+    measured = Measurement("RLlib IMPALA", arguments)
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - as everybody else here; Ray has 15
+    os.environ["PYTHONPATH"] = str(Path(__file__).resolve().parent)  # for pong.py, in its workers
+
+    import ray
+    from ray.rllib.algorithms.impala import IMPALAConfig
+
+    configure, settings, network, example = TASKS[arguments.task]
+    config = (
+        configure(IMPALAConfig())
+        .env_runners(num_env_runners=NUM_ENV_RUNNERS, num_envs_per_env_runner=NUM_ENVS_PER_ENV_RUNNER)
+        .learners(num_learners=NUM_LEARNERS)
         .callbacks(on_episode_end=note_return)
         .reporting(min_time_s_per_iteration=ITERATION_S)
         .debugging(seed=arguments.seed)
@@ -84,11 +147,11 @@ def main() -> None:
             mean = sum(returns) / len(returns) if returns else None
             stop = measured.progress(int(steps), mean, len(returns))
     measured.report(
-        network="one MLP of 64, 64 (tanh) shared by policy and value; observations are normalised",
-        settings=EXAMPLE
+        network=network,
+        settings=settings
         | {"num_env_runners": NUM_ENV_RUNNERS, "num_envs_per_env_runner": NUM_ENVS_PER_ENV_RUNNER}
-        | {"num_learners": NUM_LEARNERS, "env_to_module_connector": "MeanStdFilter"},
-        settings_from="the example in the Ray repository, rllib/examples/algorithms/impala/cartpole_impala.py",
+        | {"num_learners": NUM_LEARNERS},
+        settings_from=f"the example in the Ray repository, rllib/examples/algorithms/impala/{example}",
         versions={name: version(name) for name in ("ray", "gymnasium", "torch")},
     )
 

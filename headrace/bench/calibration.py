@@ -55,31 +55,22 @@ class BareLearner:
         from headrace import unroll
         from headrace.agents.batch import UnrollBatch
         from headrace.agents.registry import make_agent
+        from headrace.bench.random_unrolls import random_unrolls
         from headrace.envs.slots import make_slots
         from headrace.models.build import build_network, state_spec
-        from headrace_learner.trainer import Trainer, choose_device
+        from headrace_learner.trainer import Trainer, check_precision, choose_device
 
         torch.set_num_threads(1)
         spaces = make_slots(config.env.model_copy(update={"num_envs": 1}), config.imports).spaces
         network = build_network(config.model, spaces)
         agent = make_agent(config.agent, spaces, state_spec(network))
-        views = agent.schema.views(agent.schema.allocate(config.learner.batch_size))
-        random = np.random.default_rng(config.seed)
-        for name in filter(unroll.is_observation, views):
-            views[name][:] = np.abs(random.standard_normal(views[name].shape)).clip(0, 1)
-        shape = views[unroll.ACTION].shape
-        nothing_said = np.zeros((shape[0] * shape[1], spaces.actions.num_logits), np.float32)
-        action, said = sample(spaces.actions, nothing_said, None, random)
-        views[unroll.ACTION][:] = action.reshape(shape)
-        if unroll.ACTION_MASK in views:
-            views[unroll.ACTION_MASK][:] = True
-        views[unroll.VALID][:] = True
-        views[unroll.REWARD][:] = 1.0
-        if (log_prob := f"{unroll.BEHAVIOUR}/log_prob") in views:
-            views[log_prob][:] = said.reshape(shape[:2])
+        payloads = random_unrolls(agent.schema, spaces, config.learner.batch_size, config.seed)
+        views = agent.schema.views(payloads)
         self._views = views
         self._batch_of = UnrollBatch.from_views
-        self.trainer = Trainer(network, agent, config, choose_device(config.learner.device))
+        device = choose_device(config.learner.device)
+        check_precision(config.learner.precision, device)
+        self.trainer = Trainer(network, agent, config, device)
         self.ticks = views[unroll.VALID].size  # of the batch
 
     def update(self) -> None:

@@ -2,11 +2,13 @@
 
 One run of the services, learning on and replay in between, gives the rate in the steady state and the time to the goal.
 Two calibration lines from the same machine and minute say what to hold it against: the bare vector environment, and the
-bare learner step on a batch that is already there.
+bare learner step on a batch that is already there. And the services tell where their time went.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import statistics
 import subprocess
@@ -17,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from headrace.bench.processes import one_thread_environment
+from headrace.bench.shares import Service, Watch
 from headrace.config import RunConfig
-from headrace.errors import ComponentLost
+from headrace.errors import ComponentLost, ExitCode
+from headrace.launch import Launcher, signals_noted
+from headrace.service_args import TrainOptions
 
 WARM_UP_S = 3.0  # of training, before the steady state is measured
 
@@ -53,23 +58,46 @@ def _train(config: RunConfig, seconds: float) -> dict[str, Any]:
                 "telemetry": config.telemetry.model_copy(update={"log_every_s": 0.25, "tensorboard": False}),
             }
         )
-        source = Path(folder) / "bench.yaml"
-        source.write_text(running.to_yaml())
+        summary_json = Path(folder) / "summary.json"
         started_at = time.time()
-        command = [sys.executable, "-m", "headrace.cli", "train", str(source), "--run-dir", str(run_dir)]
-        command += ["--summary-json", f"{folder}/summary.json"]
-        done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-        if done.returncode != 0:
-            raise ComponentLost(f"the benchmark's run ended with code {done.returncode}: {done.stderr.strip()[-400:]}")
+        shares = _run(running, run_dir, summary_json)
         records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-        summary = json.loads(Path(f"{folder}/summary.json").read_text())
+        summary = json.loads(summary_json.read_text())
     return {
         "steps_per_s": _steady_rate(records),
         "time_to_solve_s": _time_to(goal, config.stop.episodes, records, started_at),
         "policy_lag": summary["policy_lag"],
         "updates_per_s": statistics.median(record["updates_per_s"] for record in _steady(records)),
         "actors": config.actor.count,
+        "shares": shares,
     }
+
+
+def _run(config: RunConfig, run_dir: Path, summary_json: Path) -> dict[str, dict[str, float]]:
+    """Runs the services to their end, as `headrace train` does; returns where their time went."""
+    options = TrainOptions(run_dir, resume="never", init_from=None, insecure=False, summary_json=summary_json)
+    (run_dir / "logs").mkdir(parents=True)
+    with signals_noted() as signals, contextlib.redirect_stdout(io.StringIO()):
+        launcher = Launcher(config, options, run_dir)
+        watch = Watch(lambda: _services(launcher), WARM_UP_S)
+        try:
+            code = launcher.run(signals)
+        finally:
+            launcher.kill()
+            shares = watch.finish()
+    if signals:
+        raise KeyboardInterrupt
+    if code != ExitCode.OK:
+        raise ComponentLost(f"the benchmark's run ended with code {code}")
+    return shares
+
+
+def _services(launcher: Launcher) -> list[Service]:
+    return [
+        Service(child.name, child.metrics, child.process.pid)
+        for child in launcher.running()
+        if child.process is not None
+    ]
 
 
 def _steady(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -125,6 +153,9 @@ def _table(config: RunConfig, figures: dict[str, Any]) -> str:
         ("command to goal", "not reached" if solved is None else f"{solved:.1f} s"),
         ("policy lag", f"{lag['min']} / {lag['mean']:.1f} / {lag['max']} updates (min / mean / max)"),
     ]
+    for whose, parts in figures["shares"].items():
+        whole = {"actor": "actors' time", "learner": "learner's time", "processor": "processor time"}[whose]
+        rows.append((whole, ", ".join(f"{part} {share:.0%}" for part, share in parts.items())))
     title = (
         f"{config.name}: {figures['actors']} actor(s) x {config.env.num_envs} environments, {config.env.vectorization}"
     )

@@ -151,9 +151,12 @@ def one_hot_rows(categories: Tensor, starts: Tensor, width: int) -> Tensor:
 
 
 def as_float(observation: Tensor, byte_frames: bool) -> Tensor:
-    """float32 for the net; bytes (uint8) are scaled to [0, 1] here, on the device."""
-    values = observation.to(torch.float32)
-    return values / 255.0 if byte_frames else values
+    """float32 for the net, under autocast its dtype; bytes (uint8) are scaled to [0, 1] here, on the device."""
+    if not byte_frames:
+        return observation.to(torch.float32)
+    device = observation.device.type  # bfloat16 has all whole numbers up to 256: rounded once, in the division
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else torch.float32
+    return observation.to(dtype).div_(255.0)
 
 
 def nature_convs(image: Image) -> nn.Sequential:

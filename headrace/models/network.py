@@ -68,8 +68,12 @@ class Network(nn.Module):
     """To be derived from: define `forward`, and `initial_state` if there is memory.
 
     An own network is made as `Class(spaces, **model.kwargs)`, of `headrace.envs.spaces.Spaces`.
+
+    compute_dtype: what `scan` computes in, by autocast if it is bfloat16 (`learner.precision`). Parameters, and what
+        scan returns, are float32 all the same.
     """
 
+    compute_dtype: torch.dtype = torch.float32
     observation_normalizer: ObservationNormalizer | None
     """What `step` and `scan` put observations through first; None: they are seen as they are."""
 
@@ -107,6 +111,15 @@ def step(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkO
 
 def scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     """T ticks, [T, B, ...], from the state before the first: what `step` gives tick by tick. And the state after."""
+    if network.compute_dtype == torch.float32:
+        return _scan(network, inputs, state)
+    with torch.autocast(inputs.first.device.type, network.compute_dtype):
+        output, after = _scan(network, inputs, state)
+    after = {name: leaf.to(state[name].dtype) for name, leaf in after.items()}
+    return replace(output, logits=output.logits.float(), value=output.value.float()), after
+
+
+def _scan(network: Network, inputs: NetworkInput, state: State) -> tuple[NetworkOutput, State]:
     inputs = _prepared(network, inputs)
     ticks, width = inputs.first.shape
     if not state:  # without memory all ticks are one large batch

@@ -1,4 +1,4 @@
-"""`headrace bench wire|replay|weights` as subprocesses: what they print, and that nothing is left of them.
+"""`headrace bench` as subprocesses: what they print, and that nothing is left of them.
 
 Of speed nothing is promised here: that a rate is there, and is one.
 """
@@ -23,6 +23,7 @@ REPLAY = ["bench", "replay", "--seconds", "0.5", "--payload-bytes", "64,4096", "
 PONG = ["bench", "replay", "--seconds", "0.5", "--length", "4", "--batch-size", "8", "--max-items", "40",
         "--table-items", "0"]  # fmt: skip
 WEIGHTS = ["bench", "weights", "--seconds", "1", "--megabytes", "0.05", "--subscribers", "1,5"]
+TRAIN = ["bench", "train", "--preset", "cartpole", "--seconds", "6"]
 ENDLESS_S = "600"
 
 
@@ -38,6 +39,18 @@ def figures(folder: Path, arguments: list[str]) -> dict[str, Any]:
 def assert_positive(figures: dict[str, Any], *keys: str) -> None:
     assert figures.keys() >= set(keys)
     assert all(figures[key] > 0 for key in keys), figures
+
+
+def test_train_tells_rates_and_where_the_time_went(tmp_path: Path) -> None:
+    found = figures(tmp_path, TRAIN)
+    assert_positive(found, "steps_per_s", "updates_per_s", "bare_env_steps_per_s", "bare_learner_steps_per_s")
+    shares = found["shares"]
+    assert {"environment", "inference", "waiting for replay", "the rest"} == shares["actor"].keys()
+    assert {"waiting for a batch", "forward and backward", "optimizer", "the rest"} <= shares["learner"].keys()
+    assert shares["processor"].keys() == {"actor", "replay", "learner"}
+    for parts in shares.values():
+        assert all(share >= 0 for share in parts.values())
+        assert sum(parts.values()) == pytest.approx(1, abs=0.1)  # a part that is under way counts where it ends
 
 
 def test_wire_moves_intact_unrolls_both_ways(tmp_path: Path) -> None:

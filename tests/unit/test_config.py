@@ -136,7 +136,7 @@ def test_an_unknown_key_names_path_place_and_nearest_key(tmp_path: Path) -> None
     path = write(tmp_path, "env: {id: X, wrappers: [a:B, {clas: c:D}]}\n")
     assert f"env.wrappers[1].clas: unknown key in {path}; did you mean env.wrappers[1].class?" in refusal(path)
     message = refusal("cartpole", ("learner.zzz", "1"))
-    assert "expected one of device, batch_size" in message
+    assert "expected one of device, precision" in message
     message = refusal("cartpole", environ={"HEADRACE_CONFIG__LERNER__LR": "1"})
     assert message.endswith("unknown key from HEADRACE_CONFIG__LERNER__LR; did you mean HEADRACE_CONFIG__LEARNER__LR?")
 

@@ -30,7 +30,7 @@ def test_every_service_is_started_with_one_thread_whatever_is_set_here(
     monkeypatch.setenv("HEADRACE_BIND", "0.0.0.0:1")  # is for a service that somebody starts by hand
     for name in THREADS[1:]:
         monkeypatch.delenv(name, raising=False)
-    child = Child("actor-0", ["tells_its_environment"], tmp_path / "log")
+    child = Child("actor-0", ["tells_its_environment"], tmp_path / "log", metrics="127.0.0.1:0")
     child.start()
     try:
         assert child.wait(30.0)

@@ -14,6 +14,7 @@ from headrace.config import LearnerConfig, ModelConfig, RunConfig
 from headrace.envs.leaves import DiscreteSpec
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError, ExitCode
+from headrace.models.build import state_spec
 from headrace.models.built_in import BuiltIn
 from headrace.wire.payload import ArraySpec
 from headrace_learner.optimizer import Optimizer
@@ -250,3 +251,13 @@ def test_cuda_on_a_machine_without_one_is_refused_and_auto_takes_what_there_is(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert choose_device("auto").type == choose_device("cuda").type == "cuda"
     assert choose_device("cpu") == CPU
+
+
+def test_a_target_networks_recurrent_weights_are_put_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
+    flattened: list[nn.LSTM] = []
+    monkeypatch.setattr(nn.LSTM, "flatten_parameters", lambda core: flattened.append(core))
+    config = RunConfig.model_validate({"env": {"id": "CartPole-v1"}, "agent": R2D2})
+    network = BuiltIn(SPACES, MODEL.model_copy(update={"core": "lstm"}))
+    made = Trainer(network, make_agent(config.agent, SPACES, state_spec(network)), config, CPU)
+    assert made.target is not None
+    assert any(core is made.target.get_submodule("core") for core in flattened)

@@ -90,10 +90,11 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         from headrace.wire.messages import UNROLLS
         from headrace_learner.account import Account
         from headrace_learner.loader import Loader, Source
-        from headrace_learner.trainer import Trainer, choose_device
+        from headrace_learner.trainer import Trainer, check_precision, choose_device
         from headrace_learner.training import Training, init_from, resume
 
         device = choose_device(config.learner.device)
+        check_precision(config.learner.precision, device)
         torch.set_num_threads(1)
         torch.manual_seed(config.seed)
         spaces = definition.wait(lifetime.stopping, health.beat)

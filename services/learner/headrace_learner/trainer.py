@@ -63,9 +63,11 @@ class Trainer:
         from headrace_learner.optimizer import Optimizer
 
         self.network = network.to(device)
+        self.network.compute_dtype = {"float32": torch.float32, "bfloat16": torch.bfloat16}[config.learner.precision]
         self.agent = agent
         if agent.target_period is not None:
-            self.target = copy.deepcopy(self.network).requires_grad_(False)
+            # The copy's recurrent weights no longer lie side by side, as cuDNN wants them; moving it mends that.
+            self.target = copy.deepcopy(self.network).requires_grad_(False).to(device)
         self.device = device
         self.updates = 0
         self.trained_steps = 0
@@ -202,3 +204,17 @@ def choose_device(setting: str) -> torch.device:
     if setting == "cuda" and not available:
         raise ConfigError("learner.device: cuda, but this PyTorch sees no GPU; use auto or cpu")
     return torch.device("cuda" if setting in ("auto", "cuda") and available else "cpu")
+
+
+def check_precision(setting: str, device: torch.device) -> None:
+    """ConfigError if the device computes in the dtype that `learner.precision` names by emulation only."""
+    from headrace.errors import ConfigError
+
+    if setting == "float32":
+        return
+    if device.type == "cuda":
+        fast, what = torch.cuda.get_device_capability(device) >= (8, 0), "this GPU (of a compute capability below 8.0)"
+    else:
+        fast, what = torch.ops.mkldnn._is_mkldnn_bf16_supported(), "this processor (without AVX-512 or the like)"
+    if not fast:
+        raise ConfigError(f"learner.precision: {setting}, but {what} has no arithmetic for it; use float32")
