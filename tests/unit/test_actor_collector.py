@@ -153,11 +153,16 @@ def test_a_lost_life_is_terminated_for_learning_and_neither_resets_anything_nor_
 
 def test_every_vectorization_ships_the_same_items() -> None:
     shipped = []
-    for vectorization, factory in (("none", "CountingEnv"), ("sync", "CountingEnv"), ("native", "CountingVectorEnv")):
-        items = Setup(10, factory=factory, vectorization=vectorization).collector.collect()
-        assert items is not None
-        shipped.append([bytes(item.payload) for item in items])
-    assert shipped[0] == shipped[1] == shipped[2]
+    single, native = "CountingEnv", "CountingVectorEnv"
+    for vectorization, factory in (("none", single), ("sync", single), ("async", single), ("native", native)):
+        setup = Setup(10, factory=factory, vectorization=vectorization)
+        try:
+            items = [setup.collector.collect() or [] for _ in range(3)]
+        finally:
+            setup.slots.close()
+        shipped.append([bytes(item.payload) for made in items for item in made])
+    assert len(shipped[0]) == 6
+    assert shipped[0] == shipped[1] == shipped[2] == shipped[3]
 
 
 def test_a_collector_that_is_told_to_stop_ships_no_partial_unroll() -> None:
