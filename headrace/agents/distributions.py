@@ -69,13 +69,15 @@ def most_likely(actions: ActionLayout, logits: Floats, mask: Mask) -> Array:
 
 def _draw_category(logits: Floats, random: np.random.Generator) -> tuple[npt.NDArray[np.int64], Floats]:
     """[..., A] -> categories [...] and their log-probabilities [...]."""
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    cumulative = np.cumsum(np.exp(shifted), axis=-1)  # not normalised: cumulative[..., -1] is the sum
+    # Ufuncs by themselves: for the few numbers of a tick, numpy's functions around them take longer than they do.
+    shifted = logits - np.maximum.reduce(logits, axis=-1, keepdims=True)
+    cumulative = np.add.accumulate(np.exp(shifted), axis=-1)  # not normalised: cumulative[..., -1] is the sum
     # Inverse of the cumulative distribution. A number below 1 times the sum is below the sum, however it rounds: a last
     # category of probability 0 is never drawn.
     drawn = random.random((*logits.shape[:-1], 1), np.float32) * cumulative[..., -1:]
-    category: npt.NDArray[np.int64] = (drawn >= cumulative[..., :-1]).sum(axis=-1)
-    taken = np.take_along_axis(shifted, category[..., None], axis=-1)[..., 0]
+    category: npt.NDArray[np.int64] = np.add.reduce(drawn >= cumulative[..., :-1], axis=-1, dtype=np.int64)
+    rows = shifted.reshape(-1, shifted.shape[-1])
+    taken: Floats = rows[np.arange(len(rows)), category.ravel()].reshape(category.shape)
     return category, taken - np.log(cumulative[..., -1])
 
 
