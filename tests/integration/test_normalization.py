@@ -18,7 +18,7 @@ import headrace
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.agents.distributions import log_prob_and_entropy
 from headrace.config import RunConfig
-from headrace.envs.slots import make_env
+from headrace.envs.making import make_env
 from headrace.moments import Moments
 from headrace.normalization import DISCOUNTED_RETURNS, OBSERVATIONS
 from headrace.unroll import pack_version
