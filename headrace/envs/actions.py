@@ -117,7 +117,7 @@ class ActionLayout:
     def to_vector(self, actions: Array) -> Any:
         """Actions [N, *array.shape] as a native vector environment's `step` takes them: batched leaf by leaf."""
         if isinstance(self._tree, DiscreteSpec):
-            return actions + self._tree.start
+            return actions + self._tree.start if self._tree.start else actions
         return self._placed(actions, _batched)
 
     def _placed(self, rows: Array, convert: Callable[[ActionLeaf, Array], Any]) -> Any:

@@ -214,6 +214,13 @@ def array_of(leaf: ObservationLeaf) -> ArraySpec:
     return leaf if isinstance(leaf, ArraySpec) else leaf.array
 
 
+def all_finite(array: Array) -> bool:
+    """Of floats. If their sum of squares is finite, so are they: of a tick's few numbers, that is known in a third of
+    the time that it takes to look at each.
+    """
+    return math.isfinite(np.vdot(array, array)) or bool(np.isfinite(array).all())
+
+
 def zero_based(leaf: Categories, given: Array) -> Array:
     """The environment's numbers [..., *shape] as they travel. ValueError if one of them is no category."""
     start, size = leaf.limits

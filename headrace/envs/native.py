@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import array_of, zero_based
+from headrace.envs.leaves import ObservationLeaf, all_finite, array_of, zero_based
 from headrace.envs.masks import MASK, facts_of, flat_mask
 from headrace.envs.single import kind_of, may_stand_for, shown
 from headrace.envs.spaces import describe
@@ -19,6 +19,8 @@ from headrace.unroll import ACTION_MASK, Flags, Seen, observation_field
 from headrace.wire.payload import ArraySpec
 
 Array = npt.NDArray[Any]
+
+_FLOAT32, _FLAG = np.dtype(np.float32), np.dtype(np.bool_)
 
 
 class NativeSlots:
@@ -35,6 +37,9 @@ class NativeSlots:
         self._env = env
         self._name = name
         self._ended = np.zeros(self.num_slots, np.bool_)
+        self._to_vector = self.spaces.actions.to_vector
+        self._batch = (self.num_slots,)
+        self._leaves = [_Leaf(path, leaf, self.num_slots) for path, leaf in self.spaces.observations.items()]
 
     def reset(self, seeds: Sequence[int]) -> Seen:
         result = self._env.reset(seed=seeds[0])
@@ -44,21 +49,22 @@ class NativeSlots:
         return self._see(result[0], result[1], self._ended)
 
     def step(self, actions: Array) -> Transition:
-        result = self._env.step(self.spaces.actions.to_vector(actions))
+        result = self._env.step(self._to_vector(actions))
         if not isinstance(result, tuple | list) or len(result) != 5:
             self._refuse(
                 f"gave {kind_of(result)} from step; expected (observation, reward, terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = result
-        with np.errstate(over="ignore"):  # what becomes infinite is refused
-            reward = self._numbers(reward, "rewards").astype(np.float32)
-        if not (np.isfinite(reward) | self._ended).all():  # where it only resets, its reward means nothing
+        if not _is_plain(reward, _FLOAT32, self._batch):
+            reward = _float32(self._numbers(reward, "rewards"))
+        if not _is_plain(terminated, _FLAG, self._batch):
+            terminated = self._numbers(terminated, "terminated").astype(np.bool_)
+        if not _is_plain(truncated, _FLAG, self._batch):
+            truncated = self._numbers(truncated, "truncated").astype(np.bool_)
+        if not all_finite(reward) and not all_finite(reward[~self._ended]):
+            # where it only resets, its reward means nothing
             self._refuse(f"gave the rewards {shown(reward)}; expected finite numbers")
-        terminated, truncated = (
-            self._numbers(flags, name).astype(np.bool_)
-            for flags, name in ((terminated, "terminated"), (truncated, "truncated"))
-        )
-        self._ended = (terminated | truncated) & ~self._ended
+        self._ended = np.greater(terminated | truncated, self._ended)
         return Transition(self._see(observation, info, self._ended), reward, terminated, truncated)
 
     def render(self, slots: Sequence[int]) -> list[Any]:
@@ -76,30 +82,29 @@ class NativeSlots:
 
     def _see(self, observation: Any, info: Any, ended: Flags) -> Seen:
         seen: dict[str, Array] = {}
-        for path, leaf in self.spaces.observations.items():
-            named = f" at observation/{path}" if path else ""
+        for leaf in self._leaves:
+            if leaf.plain and _is_plain(observation, leaf.dtype, leaf.shape) and all_finite(observation):
+                seen[leaf.field] = observation
+                continue
             try:
-                array = np.asanyarray(_at(observation, path))
+                array = np.asanyarray(_at(observation, leaf.path))
             except (KeyError, IndexError, TypeError, ValueError):
-                self._refuse(f"observed nothing{named}, or no array")
-            spec = array_of(leaf)
-            expected = np.dtype(spec.dtype)
-            shape = (self.num_slots, *spec.shape)
-            if array.shape != shape or not may_stand_for(array, expected):
-                self._refuse(f"observed {array.dtype} {array.shape}{named}; expected {expected} {shape}")
+                self._refuse(f"observed nothing{leaf.named}, or no array")
+            expected = leaf.dtype
+            if array.shape != leaf.shape or not may_stand_for(array, expected):
+                self._refuse(f"observed {array.dtype} {array.shape}{leaf.named}; expected {expected} {leaf.shape}")
             if expected.kind == "f":
-                with np.errstate(over="ignore"):  # what becomes infinite is refused
-                    array = array.astype(expected, copy=False)
-            if expected.kind == "f" and not np.isfinite(array).all():
-                self._refuse(f"observed a number that is not finite{named}")
-            if not isinstance(leaf, ArraySpec):
+                array = _float32(array)
+                if not all_finite(array):
+                    self._refuse(f"observed a number that is not finite{leaf.named}")
+            elif leaf.categories is not None:
                 try:
-                    array = zero_based(leaf, array)
+                    array = zero_based(leaf.categories, array)
                 except ValueError as error:
-                    self._refuse(f"observed what its space has not{named}: {error}")
-            elif expected.kind != "f" and array.dtype != expected and (array.astype(expected) != array).any():
-                self._refuse(f"observed {array.dtype}{named} that {expected} cannot hold")
-            seen[observation_field(path)] = array
+                    self._refuse(f"observed what its space has not{leaf.named}: {error}")
+            elif array.dtype != expected and (array.astype(expected) != array).any():
+                self._refuse(f"observed {array.dtype}{leaf.named} that {expected} cannot hold")
+            seen[leaf.field] = array
         if self.spaces.masked:
             masks = facts_of(info).get(MASK)
             seen[ACTION_MASK] = np.stack([self._mask(masks, slot, ended) for slot in range(self.num_slots)])
@@ -120,6 +125,31 @@ class NativeSlots:
 
     def _refuse(self, what: str) -> NoReturn:
         raise MisbehavedError(f"env.id: {self._name} {what}", EnvFault.MALFORMED)
+
+
+class _Leaf:
+    """A leaf of the observations: what is looked at, at every step."""
+
+    def __init__(self, path: str, leaf: ObservationLeaf, slots: int) -> None:
+        spec = array_of(leaf)
+        self.path, self.field = path, observation_field(path)
+        self.named = f" at observation/{path}" if path else ""
+        self.dtype, self.shape = np.dtype(spec.dtype), (slots, *spec.shape)
+        self.categories = None if isinstance(leaf, ArraySpec) else leaf
+        self.plain = not path and self.dtype == _FLOAT32  # what most observations are
+
+
+def _is_plain(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether it is what it should be: most steps are, and are not to be looked at any closer."""
+    return type(given) is np.ndarray and given.dtype is dtype and given.shape == shape
+
+
+def _float32(array: Array) -> Array:
+    """What becomes infinite is to be refused."""
+    if array.dtype == _FLOAT32:
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
 
 
 def _at(tree: Any, path: str) -> Any:

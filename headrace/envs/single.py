@@ -10,7 +10,7 @@ import gymnasium
 import numpy as np
 import numpy.typing as npt
 
-from headrace.envs.leaves import zero_based
+from headrace.envs.leaves import all_finite, zero_based
 from headrace.envs.masks import MASK, facts_of, flat_mask, gives_mask
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
@@ -42,11 +42,16 @@ class SingleEnv(gymnasium.Env[One, Any]):
         self.spaces = describe(env.observation_space, env.action_space)  # refuses what cannot be, before any episode
         if gives_mask(env, name) if masked is None else masked:
             self.spaces = describe(env.observation_space, env.action_space, masked=True)
+        self._to_environment = self.spaces.actions.to_environment
         self._seen = {field: np.zeros(spec.shape, spec.dtype) for field, spec in self.spaces.seen.items()}
         self.observation_space: gymnasium.Space[Any] = gymnasium.spaces.Dict(
             {field: _box(spec) for field, spec in self.spaces.seen.items()}
         )
         self.action_space = _box(self.spaces.actions.array)
+
+    def show_in(self, rows: One) -> None:
+        """From now on what is seen is written there: one row of each payload field's batch, as a view."""
+        self._seen = rows
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[One, dict[str, Any]]:
         result = self.env.reset(seed=seed, options=options)
@@ -57,20 +62,21 @@ class SingleEnv(gymnasium.Env[One, Any]):
 
     def step(self, action: Any) -> StepResult:
         """action: [*Spaces.actions.array.shape], as it travels."""
-        result = self.env.step(self.spaces.actions.to_environment(np.asarray(action)))
+        result = self.env.step(self._to_environment(action))
         if not isinstance(result, tuple | list) or len(result) != 5:
             self._refuse(
                 f"gave {kind_of(result)} from step; expected (observation, reward, terminated, truncated, info)"
             )
         observation, reward, terminated, truncated, info = result
-        number = _number(reward)
-        if number is None or abs(number) > _LARGEST:
+        number = reward if type(reward) is float else _number(reward)
+        if number is None or not -_LARGEST <= number <= _LARGEST:
             self._refuse(f"gave the reward {reward!r:.100}; expected a finite number")
-        ends = _number(terminated), _number(truncated)
-        if None in ends:
-            self._refuse(f"gave terminated {terminated!r:.100} and truncated {truncated!r:.100}; expected truths")
-        terminates, truncates = map(bool, ends)
-        return self._see(observation, info, ended=terminates or truncates), number, terminates, truncates, {}
+        if type(terminated) is not bool or type(truncated) is not bool:
+            ends = _number(terminated), _number(truncated)
+            if None in ends:
+                self._refuse(f"gave terminated {terminated!r:.100} and truncated {truncated!r:.100}; expected truths")
+            terminated, truncated = map(bool, ends)
+        return self._see(observation, info, ended=terminated or truncated), number, terminated, truncated, {}
 
     def render(self) -> Any:
         return self.env.render()
@@ -80,7 +86,7 @@ class SingleEnv(gymnasium.Env[One, Any]):
 
     def _see(self, observation: Any, info: Any, *, ended: bool) -> One:
         self._put(observation, self.spaces.observation, "")
-        facts = facts_of(info)
+        facts = info if type(info) is dict else facts_of(info)
         if self.spaces.masked:
             self._put_mask(facts.get(MASK), ended=ended)
         elif MASK in facts:
@@ -98,6 +104,15 @@ class SingleEnv(gymnasium.Env[One, Any]):
                 self._put(given[key], part, f"{path}/{key}" if path else str(key))
             return
         target = self._seen[observation_field(path)]
+        if (  # as most are
+            type(value) is np.ndarray
+            and value.dtype == target.dtype
+            and value.shape == target.shape
+            and (target.dtype.kind != "f" or all_finite(value))
+            and isinstance(tree, ArraySpec)
+        ):
+            target[...] = value
+            return
         named = f" at observation/{path}" if path else ""
         try:
             array = np.asanyarray(value)
@@ -115,7 +130,7 @@ class SingleEnv(gymnasium.Env[One, Any]):
                 with np.errstate(over="ignore"):  # what becomes infinite is refused
                     target[...] = array
             if target.dtype.kind == "f":
-                if not np.isfinite(target).all():
+                if not all_finite(target):
                     self._refuse(f"observed a number that is not finite{named}")
             elif array.dtype != target.dtype and (target != array).any():
                 self._refuse(f"observed {shown(array)}{named}, which {target.dtype} cannot hold")

@@ -189,11 +189,13 @@ class PlainSlots:
         self.render_mode: str | None = envs[0].render_mode
         self._envs = envs
         self._seen = self.spaces.zeros(len(envs))
+        for slot, env in enumerate(envs):
+            env.show_in({field: array[slot, ...] for field, array in self._seen.items()})
         self._ended = [False] * len(envs)
 
     def reset(self, seeds: Sequence[int]) -> Seen:
-        for slot, (env, seed) in enumerate(zip(self._envs, seeds, strict=True)):
-            self._put(slot, env.reset(seed=seed)[0])
+        for env, seed in zip(self._envs, seeds, strict=True):
+            env.reset(seed=seed)
         self._ended = [False] * self.num_slots
         return self._seen
 
@@ -203,12 +205,12 @@ class PlainSlots:
         truncated = np.zeros(self.num_slots, np.bool_)
         for slot, env in enumerate(self._envs):
             if self._ended[slot]:
-                self._put(slot, env.reset()[0])
+                env.reset()
                 self._ended[slot] = False
                 continue
-            one, reward[slot], terminated[slot], truncated[slot], _ = env.step(actions[slot])
-            self._put(slot, one)
-            self._ended[slot] = bool(terminated[slot] or truncated[slot])
+            _, reward[slot], terminates, truncates, _ = env.step(actions[slot])
+            terminated[slot], truncated[slot] = terminates, truncates
+            self._ended[slot] = terminates or truncates
         return Transition(self._seen, reward, terminated, truncated)
 
     def render(self, slots: Sequence[int]) -> list[Any]:
@@ -217,7 +219,3 @@ class PlainSlots:
     def close(self) -> None:
         for env in self._envs:
             env.close()
-
-    def _put(self, slot: int, one: Seen) -> None:
-        for field, array in one.items():
-            self._seen[field][slot] = array
