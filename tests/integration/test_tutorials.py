@@ -17,7 +17,7 @@ ENVIRONMENT, NETWORK = "your-own-environment.md", "your-own-network.md"
 PROGRAMS = {"headrace": ["-m", "headrace.cli"], "python": [], "pytest": ["-m", "pytest"]}
 pytestmark = pytest.mark.timeout(900)  # there are up to five commands, each with a limit of its own
 LONGEST_S = 300.0  # that a command may take, on a slow and busy machine
-STEPS = 150_000  # that a run may need for its goal; about 30,000 are enough
+STEPS = 150_000  # that a run may need for its goal; about 20,000 are enough
 
 
 @dataclass(frozen=True)
