@@ -96,6 +96,9 @@ CASES: dict[str, Case] = {
     "mask of multi-binary": Case(FLAT, spaces.MultiBinary(4), "some"),
     "mask of multi-binary, in a row": Case(FLAT, spaces.MultiBinary((2, 2)), "some", row=True),
     "mask of a dict": Case(NESTED, MIXED, "some", model=LSTM),
+    "normalised": Case(box(np.float64, 4), MIXED, model={"normalize_observations": True, "previous_inputs": True}),
+    "normalised, without PyTorch": Case(box(np.int32, 4), CATEGORIES, "some", model={"normalize_observations": True}),
+    "normalised leaves, with memory": Case(DICT, MIXED, "some", model={"normalize_observations": True, **LSTM}),
     "mask of a dict, one action": Case(DICT, MIXED, "one"),
     "mask of a tuple": Case(
         FLAT, spaces.Tuple((spaces.Discrete(3, start=1), spaces.Box(-1, 1, (2,)), grid([2, 2]))), "some"

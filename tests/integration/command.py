@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from harness import Process, Processes, until
+from harness import TESTS, Process, Processes, until
 
 from headrace.config import RunConfig, load_config
 
@@ -149,7 +149,7 @@ def start(processes: Processes, arguments: Sequence[str]) -> Command:
             run_dir = Path(words[words.index("--run-dir") + 1])
         else:
             words += ["--run-dir", str(run_dir)]
-    process = processes.start(words[0], ["-m", "headrace.cli", *words], path=[HERE], cwd=folder)
+    process = processes.start(words[0], ["-m", "headrace.cli", *words], path=[HERE, TESTS], cwd=folder)
     return Command(process, processes, run_dir, summary)
 
 

@@ -97,6 +97,10 @@ class Played:
         self.network: Network = build_network(config.model, slots.spaces)
         for parameter in self.network.parameters():
             torch.nn.init.normal_(parameter, std=0.5)  # not the nearly uniform policy that it begins with
+        if self.network.observation_normalizer is not None:
+            shift = torch.arange(self.network.observation_normalizer.size)
+            self.network.observation_normalizer.mean.copy_(0.5 - 0.1 * shift)
+            self.network.observation_normalizer.scale.copy_(0.2 + 0.3 * shift)
         self.agent: Agent[Any] = make_agent(config.agent, slots.spaces, state_spec(self.network))
         policy = Recorded(make_policy(config.model, slots.spaces))
         weights = Weights(policy.decode(encode_parameters(parameters_of(self.network))), 1, 0.0)
