@@ -88,9 +88,9 @@ class Spaces:
     @classmethod
     def from_json(cls, text: str) -> Spaces:
         """Reads `to_json`'s text. ValueError if it is not such a description."""
-        if len(text) > MAX_DESCRIPTION:
-            raise ValueError(f"a description of {len(text)} characters; at most {MAX_DESCRIPTION} are read")
         try:
+            if len(text) > MAX_DESCRIPTION:
+                raise ValueError(f"a description of {len(text)} characters; at most {MAX_DESCRIPTION} are read")
             data = json.loads(text)
             masked = data.get("action_mask", False)
             if not data.keys() <= {"observation", "action", "action_mask"} or type(masked) is not bool:
