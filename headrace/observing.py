@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.leaves import ObservationLeaf, array_of, zero_based
-from headrace.envs.masks import flat_mask
+from headrace.envs.masks import mask_of
 from headrace.envs.spaces import Spaces
 from headrace.unroll import observation_field
 from headrace.wire.payload import ArraySpec
@@ -33,12 +33,9 @@ def mask_of_one(action_mask: Any, spaces: Spaces) -> npt.NDArray[np.bool_]:
     if action_mask is None:
         raise ValueError("action_mask: missing; this policy was trained with it: act(observation, action_mask=mask)")
     try:
-        mask = flat_mask(action_mask, spaces.action)
+        return mask_of(action_mask, spaces, ended=False)[None]
     except ValueError as error:
         raise ValueError(f"action_mask: {error}") from error
-    if spaces.actions.impossible(mask):
-        raise ValueError("action_mask: it allows no action at all")
-    return mask[None]
 
 
 def _at(observation: Any, path: str) -> Any:

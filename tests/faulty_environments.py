@@ -114,37 +114,6 @@ class ShowingEnv(gymnasium.Env[Any, int]):
         return self._shown, {}
 
 
-class NumberlessEnv(gymnasium.Env[Any, int]):
-    """Episodes of four steps that terminate; the third, the sixth ... has a number that is none, `where` says.
-
-    Observes the step and the episode.
-    """
-
-    def __init__(self, where: str) -> None:
-        self.observation_space = spaces.Box(-1, 1, (2,))
-        self.action_space = spaces.Discrete(2)
-        self._where = where
-        self._step = self._episode = 0
-
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
-        super().reset(seed=seed)
-        self._step = 0
-        self._episode += 1
-        return self._observe(), {}
-
-    def step(self, action: int) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        self._step += 1
-        reward = np.nan if self._is_at("reward", 2) else float(action)
-        return self._observe(), reward, self._step == 4, False, {}
-
-    def _observe(self) -> Any:
-        gone = self._is_at("observation", 2) or self._is_at("last observation", 4)
-        return np.array([np.inf if gone else self._step / 4, np.sin(self._episode)], np.float32)
-
-    def _is_at(self, where: str, step: int) -> bool:
-        return self._where == where and self._step == step and self._episode % 3 == 0
-
-
 class MisbehavingEnv(gymnasium.Env[Any, int]):
     """Episodes of three steps that pay 1 each, and show [the seed, the episode, the step].
 

@@ -10,13 +10,16 @@ a row, for each bit that it may be 0 and that it may be 1.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.leaves import ActionLeaf, BoxSpec, MultiBinarySpec, Tree, leaves_of
 from headrace.envs.misbehaviour import raised
+
+if TYPE_CHECKING:
+    from headrace.envs.spaces import Spaces
 
 MASK = "action_mask"  # in the `info` of environments
 Mask = npt.NDArray[np.bool_]
@@ -37,6 +40,22 @@ def gives_mask(env: Any, name: str) -> bool:
 def facts_of(info: Any) -> Mapping[str, Any]:
     """What an `info` says, of which only masks matter: one that is no mapping says nothing."""
     return info if isinstance(info, Mapping) else {}
+
+
+def mask_of(given: Any, spaces: Spaces, *, ended: bool) -> Mask:
+    """The flags [mask_width] of one environment's mask. ValueError says what is wrong with it.
+
+    ended: it comes with the last observation of an episode, which no action follows: then any mask will do, or none.
+    """
+    try:
+        mask = flat_mask(given, spaces.action)
+        if spaces.actions.impossible(mask):
+            raise ValueError("it allows no action at all")
+    except ValueError:
+        if not ended:
+            raise
+        return np.ones(spaces.actions.mask_width, np.bool_)
+    return mask
 
 
 def flat_mask(given: Any, tree: Tree[ActionLeaf], path: str = "action") -> Mask:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.leaves import ObservationLeaf, all_finite, array_of, zero_based
-from headrace.envs.masks import MASK, facts_of, flat_mask
+from headrace.envs.masks import MASK, facts_of, mask_of
 from headrace.envs.single import kind_of, may_stand_for, shown
 from headrace.envs.spaces import describe
 from headrace.envs.transition import Transition
@@ -108,20 +108,19 @@ class NativeSlots:
         if self.spaces.masked:
             masks = facts_of(info).get(MASK)
             seen[ACTION_MASK] = np.stack([self._mask(masks, slot, ended) for slot in range(self.num_slots)])
+        elif MASK in facts_of(info):
+            self._refuse(f"has info[{MASK!r}] at some steps, but had none after its first reset; give one always")
         return seen
 
     def _mask(self, masks: Any, slot: int, ended: Flags) -> npt.NDArray[np.bool_]:
         try:
-            mask = flat_mask(_of_slot(masks, slot), self.spaces.action)
-        except (ValueError, IndexError, KeyError, TypeError) as error:
-            if not ended[slot]:
-                self._refuse(f"gave an info[{MASK!r}] that is wrong: {error}")
-            mask = np.ones(self.spaces.actions.mask_width, np.bool_)
-        if self.spaces.actions.impossible(mask):
-            if not ended[slot]:
-                self._refuse(f"gave an info[{MASK!r}] that allows no action at all")
-            mask = np.ones_like(mask)
-        return mask
+            own = _of_slot(masks, slot)
+        except (IndexError, KeyError, TypeError):
+            own = None  # there is none of this slot
+        try:
+            return mask_of(own, self.spaces, ended=bool(ended[slot]))
+        except ValueError as error:
+            self._refuse(f"gave an info[{MASK!r}] that is wrong: {error}")
 
     def _refuse(self, what: str) -> NoReturn:
         raise MisbehavedError(f"env.id: {self._name} {what}", EnvFault.MALFORMED)

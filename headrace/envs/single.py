@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headrace.envs.leaves import all_finite, zero_based
-from headrace.envs.masks import MASK, facts_of, flat_mask, gives_mask
+from headrace.envs.masks import MASK, facts_of, gives_mask, mask_of
 from headrace.envs.spaces import describe
 from headrace.errors import MisbehavedError
 from headrace.telemetry.labels import EnvFault
@@ -88,7 +88,10 @@ class SingleEnv(gymnasium.Env[One, Any]):
         self._put(observation, self.spaces.observation, "")
         facts = info if type(info) is dict else facts_of(info)
         if self.spaces.masked:
-            self._put_mask(facts.get(MASK), ended=ended)
+            try:
+                self._seen[ACTION_MASK][:] = mask_of(facts.get(MASK), self.spaces, ended=ended)
+            except ValueError as error:
+                self._refuse(f"gave an info[{MASK!r}] that is wrong: {error}")
         elif MASK in facts:
             self._refuse(f"has info[{MASK!r}] at some steps, but had none after its first reset; give one always")
         return self._seen
@@ -139,20 +142,6 @@ class SingleEnv(gymnasium.Env[One, Any]):
             target[...] = zero_based(tree, array)
         except ValueError as error:
             self._refuse(f"observed what its space has not{named}: {error}")
-
-    def _put_mask(self, given: Any, *, ended: bool) -> None:
-        """What is seen last of an episode is followed by no action: then any mask will do, or none."""
-        try:
-            mask = flat_mask(given, self.spaces.action)
-        except ValueError as error:
-            if not ended:
-                self._refuse(f"gave an info[{MASK!r}] that is wrong: {error}")
-            mask = np.ones(self.spaces.actions.mask_width, np.bool_)
-        if self.spaces.actions.impossible(mask):
-            if not ended:
-                self._refuse(f"gave an info[{MASK!r}] that allows no action at all")
-            mask = np.ones_like(mask)
-        self._seen[ACTION_MASK][:] = mask
 
     def _refuse(self, what: str) -> NoReturn:
         raise MisbehavedError(f"env.id: {self._name} {what}", EnvFault.MALFORMED)

@@ -280,3 +280,24 @@ def test_a_vector_environment_may_give_lists_and_wider_numbers_in_any_order() ->
     assert transition.seen["observation/joints"].dtype == np.float32
     assert transition.reward.tolist() == [1, 2]
     assert transition.terminated.tolist() == [False, True]
+
+
+def test_a_vector_environment_that_gives_masks_only_now_and_then_is_refused_as_a_single_one_is() -> None:
+    class Sometimes:
+        """Of two environments; its `info` has a mask once it is stepped."""
+
+        num_envs, metadata, render_mode = 2, {}, None
+        single_observation_space = gymnasium.spaces.Box(-1, 1, (1,))
+        single_action_space = gymnasium.spaces.Discrete(2)
+
+        def reset(self, **_: Any) -> tuple[Any, dict[str, Any]]:
+            return np.zeros((2, 1), np.float32), {}
+
+        def step(self, actions: Any) -> tuple[Any, ...]:
+            flags = np.zeros(2, np.bool_)
+            return np.zeros((2, 1), np.float32), np.zeros(2), flags, flags, {"action_mask": np.ones((2, 2), np.int8)}
+
+    made = NativeSlots(Sometimes(), "sometimes", masked=False)
+    made.reset([1, 2])
+    with pytest.raises(MisbehavedError, match=r"sometimes has info.*had none after its first reset"):
+        made.step(np.zeros(2, np.int64))
