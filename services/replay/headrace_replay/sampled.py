@@ -16,8 +16,17 @@ from headrace_replay.limiter import RateLimiter
 from headrace_replay.samplers import Live, PrioritizedSampler, Sampler, UniformSampler
 from headrace_replay.spec import PRIORITIZED, Clock, Draw, Observers, TableSpec
 
-# What is known of an item beside its payload, side by side in memory, since a draw needs most of it.
-_FACTS = _NEW_TICKS, _VERSION, _TIMES_SAMPLED, _NBYTES = range(4)
+# What is known of an item beside its payload, side by side in memory: who needs one part of it soon needs the next one.
+_FACTS = np.dtype(
+    [
+        ("new_ticks", np.int64),
+        ("version", np.int64),
+        ("times_sampled", np.int64),
+        ("nbytes", np.int64),
+        ("inserted_at", np.float64),
+        ("priority", np.float64),  # as it came, without the exponent
+    ]
+)
 _LEAST_CAPACITY = 1024
 _EVICTED_AT_ONCE = 1024  # items whose sizes are looked at in one go
 
@@ -47,9 +56,7 @@ class SampledTable:
         )
         # By slot. Payloads are in an array as well, since many are picked at once.
         self._payloads = np.zeros(0, np.object_)
-        self._facts = np.zeros((0, len(_FACTS)), np.int64)
-        self._inserted_at = np.zeros(0)
-        self._priorities = np.zeros(0)  # as they came, without the exponent
+        self._facts = np.zeros(0, _FACTS)
         self._oldest = self._next = 1  # ids of the oldest item, and of the one that comes next
         self._reserve(1)
 
@@ -66,7 +73,7 @@ class SampledTable:
             self.limiter = _limiter(spec, len(self))
         if isinstance(self._sampler, PrioritizedSampler) and spec.priority_exponent != before.priority_exponent:
             self._sampler.exponent = spec.priority_exponent
-            self._sampler.rebuild(self._live, self._priorities[self._live.slots])
+            self._sampler.rebuild(self._live, self._facts["priority"][self._live.slots])
 
     # -- inserting -----------------------------------------------------------------------------------------------------
 
@@ -103,11 +110,11 @@ class SampledTable:
 
     def _append(self, items: Sequence[Item], nbytes: int) -> None:
         payloads, new_ticks, versions, priorities = zip(*items, strict=True)
-        facts = np.zeros((len(items), len(_FACTS)), np.int64)
-        facts[:, _NEW_TICKS], facts[:, _VERSION], facts[:, _NBYTES] = new_ticks, versions, list(map(len, payloads))
+        facts = np.zeros(len(items), _FACTS)
+        facts["new_ticks"], facts["version"], facts["nbytes"] = new_ticks, versions, list(map(len, payloads))
+        facts["inserted_at"] = self._clock()
         slots = Live(self._next, len(items), self._capacity).slots
         self._facts[slots] = facts
-        self._inserted_at[slots] = self._clock()
         self._payloads[slots] = np.fromiter(payloads, np.object_, len(payloads))  # memoryviews as what they are
         self._next += len(items)
         self.nbytes += nbytes
@@ -119,7 +126,7 @@ class SampledTable:
         by_bytes, excess = 0, self.nbytes + nbytes - self.max_bytes
         while excess > 0 and by_bytes < size:
             next_ones = Live(self._oldest + by_bytes, min(_EVICTED_AT_ONCE, size - by_bytes), self._capacity)
-            freed = np.cumsum(self._facts[next_ones.slots, _NBYTES])
+            freed = np.cumsum(self._facts["nbytes"][next_ones.slots])
             by_bytes += min(next_ones.size, int(np.searchsorted(freed, excess)) + 1)
             excess -= int(freed[-1])
         return max(by_bytes, min(size, size + count - self.max_items))
@@ -129,14 +136,14 @@ class SampledTable:
         if count <= 0:
             return
         leaving = Live(self._oldest, count, self._capacity)
-        slots, facts = leaving.slots, self._facts[leaving.slots]
+        slots, facts = leaving.slots, self._facts.take(leaving.slots)
         self._payloads[slots] = None
         self._sampler.clear(slots)
-        self.nbytes -= int(facts[:, _NBYTES].sum())
+        self.nbytes -= int(facts["nbytes"].sum())
         self._oldest += count
         self.limiter.deletes += count
         self.removed[RemoveReason.EVICTED] += count
-        self._observers.evicted(self._clock() - self._inserted_at[slots], facts[:, _TIMES_SAMPLED])
+        self._observers.evicted(self._clock() - facts["inserted_at"], facts["times_sampled"])
 
     def _reserve(self, size: int) -> None:
         """Sees to it that the ring has room for `size` items."""
@@ -148,13 +155,12 @@ class SampledTable:
         from_slots, to_slots = before.slots, after.slots
 
         def grown(column: npt.NDArray[Any]) -> npt.NDArray[Any]:
-            larger = np.zeros((capacity, *column.shape[1:]), column.dtype)
+            larger = np.zeros(capacity, column.dtype)
             larger[to_slots] = column[from_slots]
             return larger
 
         self._payloads, self._facts = grown(self._payloads), grown(self._facts)
-        self._inserted_at, self._priorities = grown(self._inserted_at), grown(self._priorities)
-        self._sampler.rebuild(after, self._priorities[to_slots])
+        self._sampler.rebuild(after, self._facts["priority"][to_slots])
 
     @property
     def _capacity(self) -> int:
@@ -179,22 +185,22 @@ class SampledTable:
 
     def draw(self, count: int) -> Draw:
         """Draws `count` times among all items. The same one may come up again, as one that was drawn before."""
-        ids, probabilities = self._sampler.draw(count, self._live, self._random)
-        slots = ids % self._capacity
-        facts = self._facts.take(slots, axis=0)
-        times_sampled = facts[:, _TIMES_SAMPLED] + _repetition(ids)
-        np.add.at(self._facts[:, _TIMES_SAMPLED], slots, 1)
+        live = self._live
+        slots, probabilities = self._sampler.draw(count, live, self._random)
+        facts = self._facts.take(slots)
+        times_sampled = facts["times_sampled"] + _repetition(slots)
+        np.add.at(self._facts["times_sampled"], slots, 1)
         self.sampled += count
         self.limiter.samples += count
         return Draw(
-            ids=ids,
+            ids=live.ids(slots),
             probabilities=probabilities,
             times_sampled=times_sampled,
-            new_ticks=facts[:, _NEW_TICKS],
-            versions=facts[:, _VERSION],
+            new_ticks=facts["new_ticks"],
+            versions=facts["version"],
             payloads=self._payloads.take(slots).tolist(),
-            table_size=len(self),
-            oldest_s=self._clock() - float(self._inserted_at[int(ids.min()) % self._capacity]),
+            table_size=live.size,
+            oldest_s=self._clock() - float(facts["inserted_at"].min()),
         )
 
     def update(self, ids: Ints, priorities: Floats) -> int:
@@ -210,8 +216,9 @@ class SampledTable:
         return self._sampler.effective_share(self._live)
 
     def _set_priorities(self, slots: Ints, priorities: Floats) -> None:
-        self._priorities[slots] = priorities
-        self._sampler.set(slots, self._priorities.take(slots))  # of a slot that occurs twice, the same one
+        known = self._facts["priority"]
+        known[slots] = priorities
+        self._sampler.set(slots, known[slots])  # of a slot that occurs twice, the same one
         if self.sampler == PRIORITIZED:
             self._observers.prioritized(priorities)
 
@@ -220,10 +227,6 @@ def _limiter(spec: TableSpec, present: int = 0) -> RateLimiter:
     return RateLimiter.ratio(spec.samples_per_insert, spec.min_size, spec.error_buffer, present)
 
 
-def _repetition(ids: Ints) -> Ints:
-    """Of each of `ids` [n], equal ones side by side: how many of the same are before it."""
-    other = ids[1:] != ids[:-1]
-    if other.all():
-        return np.zeros(len(ids), np.int64)
-    begins = np.flatnonzero(np.concatenate(([True], other)))
-    return np.arange(len(ids)) - np.repeat(begins, np.diff(begins, append=len(ids)))
+def _repetition(slots: Ints) -> Ints:
+    """Of each of `slots` [n], which do not fall: how many of the same are before it."""
+    return np.arange(len(slots)) - slots.searchsorted(slots)

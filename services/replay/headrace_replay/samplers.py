@@ -26,6 +26,13 @@ class Live(NamedTuple):
         """[size], from the oldest item on."""
         return np.arange(self.oldest, self.oldest + self.size) % self.capacity
 
+    def ids(self, slots: Ints) -> Ints:
+        """Of the items in these slots [n], which must not fall."""
+        first = self.oldest % self.capacity  # the slot of the oldest one; those before have gone round once more
+        ids = slots + (self.oldest - first)
+        ids[: slots.searchsorted(first)] += self.capacity
+        return ids
+
 
 class Sampler(Protocol):
     """Chooses among live items. `priorities` are as they came: finite, not negative, without an exponent."""
@@ -40,9 +47,9 @@ class Sampler(Protocol):
         """The items in these slots have left."""
 
     def draw(self, count: int, live: Live, random: np.random.Generator) -> tuple[Ints, Floats]:
-        """Ids [count], with replacement, and the probability with which each was drawn; at least one item is live.
+        """Slots [count] that do not fall, and the probability with which each was drawn; at least one item is live.
 
-        An id that comes up again does so at once.
+        With replacement: the same one may come up again.
         """
 
     def effective_share(self, live: Live) -> float:
@@ -62,9 +69,9 @@ class UniformSampler:
         pass
 
     def draw(self, count: int, live: Live, random: np.random.Generator) -> tuple[Ints, Floats]:
-        ids = random.integers(live.oldest, live.oldest + live.size, count)
-        ids.sort()
-        return ids, np.full(count, 1.0 / live.size)
+        slots = random.integers(live.oldest, live.oldest + live.size, count) % live.capacity
+        slots.sort()
+        return slots, np.full(count, 1.0 / live.size)
 
     def effective_share(self, live: Live) -> float:
         return 1.0
@@ -106,7 +113,7 @@ class PrioritizedSampler:
         masses *= total
         slots, weights = tree.find(masses)
         weights /= total
-        return live.oldest + (slots - live.oldest) % live.capacity, weights
+        return slots, weights
 
     def effective_share(self, live: Live) -> float:
         weights, total = self._tree.weights, self._tree.total

@@ -10,6 +10,7 @@ Weights = npt.NDArray[np.float64]
 
 _TOP_LEVEL = 10  # where the tree ends: above there are only the running sums of its nodes, in which a search begins
 _WHOLE_LEVELS = 12  # levels above this one are added up as a whole, which is faster than picking their nodes
+_ONE, _SIGN = np.array(1), np.array(63)  # bits to shift by, as arrays: faster than numbers
 
 
 class SumTree:
@@ -24,8 +25,8 @@ class SumTree:
         self.capacity = capacity
         self._depth = (capacity - 1).bit_length()
         self._leaves = 1 << self._depth  # the number of the first one
-        self._nodes = np.zeros(2 * self._leaves)
-        self._children = self._nodes.reshape(-1, 2)  # by node
+        self._left_children = np.zeros(2 + 2 * self._leaves)  # of node i at 2 * (i + 1)
+        self._nodes = self._left_children[2:]
         self._top_level = min(self._depth, _TOP_LEVEL)
         self._top = 1 << self._top_level  # nodes in it, and the number of the first one
         self._starts = np.zeros(self._top + 1)  # of their shares, and where the last one ends
@@ -46,9 +47,9 @@ class SumTree:
         changed = indices + self._leaves
         nodes[changed] = weights
         for _ in range(self._depth - _WHOLE_LEVELS):
-            changed >>= 1
-            children = self._children.take(changed, axis=0)
-            nodes[changed] = children[:, 0] + children[:, 1]
+            weights = weights + nodes.take(changed ^ _ONE)  # of the sibling
+            changed >>= _ONE
+            nodes[changed] = weights
         for depth in reversed(range(self._top_level, min(self._depth, _WHOLE_LEVELS))):
             first = 1 << depth
             below = nodes[2 * first : 4 * first]
@@ -78,16 +79,22 @@ class SumTree:
         return found, mass
 
     def _descend(self, masses: Weights) -> Indices:
-        nodes = self._nodes
-        found, mass = self._begin(masses)
+        """To the left if the mass is below the left child's sum, else, less that sum, to the right.
+
+        What is left of the mass is the smaller one of mass and difference when their bits are read as integers without
+        a sign: positive floats are ordered as those are, and a negative difference is above them all.
+        """
+        after, mass = self._begin(masses)
+        after += 1  # the node's number
+        rest = np.empty_like(mass)
+        mass_bits, rest_bits, rest_sign = mass.view(np.uint64), rest.view(np.uint64), rest.view(np.int64)
         for _ in range(self._depth - self._top_level):
-            found += found
-            left = nodes.take(found)
-            right = mass >= left
-            left *= right
-            mass -= left
-            found += right
-        return found
+            after += after
+            np.subtract(mass, self._left_children.take(after), out=rest)
+            np.minimum(mass_bits, rest_bits, out=mass_bits)
+            after += rest_sign >> _SIGN  # -1 if it is negative
+        after -= 1
+        return after
 
     def _descend_to_weight(self, masses: Weights) -> Indices:
         """As `_descend`, but never into a node of 0."""
