@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help train test venv lint types imports proto proto-check docs docs-check dashboard dashboard-check unit acceptance peers reverb format constraints clean
+.PHONY: help train test venv lint types imports proto proto-check docs docs-check dashboard dashboard-check unit e2e acceptance peers reverb format constraints clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -66,6 +66,9 @@ dashboard-check: venv ## the generated dashboard is what dashboard.py says
 
 unit: venv ## pytest, without the acceptance tests
 	$(BIN)/pytest
+
+e2e: venv ## tests with real containers: builds the images, needs Docker, Compose and root (they cut networks)
+	$(BIN)/pytest -m e2e tests/e2e $(ARGS)
 
 acceptance: venv ## what the project promises about whole runs: minutes, on an idle machine
 	$(BIN)/pytest -m acceptance

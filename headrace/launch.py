@@ -203,7 +203,7 @@ class Launcher:
 
     def _shard(self, name: str, address: str) -> Child:
         """A shard's process. Several share the memory that one would have."""
-        from headrace_replay.memory import memory_limit
+        from headrace.memory import memory_limit
 
         items, samples = self._ports.take(), self._ports.take()
         child = self._child(name, f"headrace_replay --bind {address} --items-port {items} --samples-port {samples}")

@@ -93,6 +93,8 @@ class ActorArgs(ServiceArgs):
 
     learner: Address
     """gRPC address of the learner."""
+    patience_s: float
+    """How long it waits for a learner that does not answer, before it ends."""
     evaluator: bool
     """Whether it evaluates the newest weights instead of making unrolls."""
 
@@ -175,9 +177,16 @@ def parse_actor(argv: Sequence[str], environ: Mapping[str, str] = os.environ) ->
     """Raises `ConfigError`; `--help` prints and raises SystemExit(0)."""
     args = Arguments("headrace actor", "Step environments and send unrolls; start as many as you like.", environ)
     args.option("learner", "gRPC address of the learner", metavar="HOST:PORT", default=LEARNER_BIND)
+    patience = "how long to wait for a learner that does not answer, before leaving with exit code 3"
+    args.option("patience-s", patience, metavar="S", default="600")
     args.switch("evaluator", "play greedy episodes with the newest weights now and then, and make no unrolls")
     common = _service(args, argv, ACTOR_METRICS)
-    return ActorArgs(**common, learner=_reached(args, "learner"), evaluator=args.on("evaluator"))
+    return ActorArgs(
+        **common,
+        learner=_reached(args, "learner"),
+        patience_s=args.need("patience-s").positive(),
+        evaluator=args.on("evaluator"),
+    )
 
 
 @dataclass(frozen=True)

@@ -49,7 +49,7 @@ def act(args: ActorArgs, lifetime: Lifetime) -> None:
     health = Health(ready_gauge=metrics.ready)
     serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
     learner = LearnerClient(str(args.learner))
-    membership = Membership(learner, lifetime.stopping, metrics, health.beat)
+    membership = Membership(learner, lifetime.stopping, metrics, args.patience_s, health.beat)
     assignment = membership.join()
     if assignment is None:
         return

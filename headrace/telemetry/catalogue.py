@@ -6,6 +6,7 @@ the learner; ticks and steps are valid ticks. One process has one registry and o
 
 from __future__ import annotations
 
+import os
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -59,7 +60,11 @@ class ServiceMetrics:
         self.build_info = self._family.info(
             "build_info",
             "1; the labels tell which code runs",
-            {"version": headrace_version, "python": platform.python_version()},
+            {
+                "version": headrace_version,
+                "revision": os.environ.get("HEADRACE_REVISION", "unknown"),  # an image has it from its build
+                "python": platform.python_version(),
+            },
         )
         self.ready = self._family.gauge("ready", "0 or 1", "Whether the service is ready, as /readyz says")
         self.reconnects = self._family.counter(

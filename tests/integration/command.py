@@ -6,7 +6,7 @@ import json
 import re
 import shlex
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,32 +158,6 @@ def running(folder: Path, arguments: Sequence[str]) -> Iterator[Command]:
     """As `start`, in `folder`; whatever is left of it is killed in the end."""
     with Processes(folder) as processes:
         yield start(processes, arguments)
-
-
-# -- the ledger --------------------------------------------------------------------------------------------------------
-
-
-def assert_identities_hold(ledger: Mapping[str, Any]) -> None:
-    """DESIGN section 7, after a drain: every item is somewhere."""
-    actor, replay, learner = ledger["actor"], ledger["replay"], ledger["learner"]
-    assert actor["made"] > 0
-    assert actor["made"] == actor["acknowledged"] + actor["held"] + sum(actor["dropped"].values()) + actor["unknown"]
-    assert actor["held"] == 0
-    assert replay["received"] == (
-        replay["stored"] + replay["duplicate"] + sum(replay["rejected"].values()) + replay["waiting"]
-    )
-    assert replay["stored"] == replay["present"] + sum(replay["removed"].values()) + replay["lost_at_restart"]
-    assert learner["drawn"] == learner["trained"] + learner["queued"] + sum(learner["discarded"].values())
-    # What the learner drew was drawn at replay, and what a dead shard did not live to tell of it is unknown.
-    assert replay["sampled"] + replay["unknown"] == learner["drawn"] + learner["unknown"]
-
-
-def assert_nothing_was_lost(ledger: Mapping[str, Any]) -> None:
-    """What holds as well if nobody was killed."""
-    actor, replay, learner = ledger["actor"], ledger["replay"], ledger["learner"]
-    assert actor["acknowledged"] == replay["stored"]
-    assert replay["sampled"] == learner["drawn"]
-    assert (actor["unknown"], replay["unknown"], learner["unknown"], replay["lost_at_restart"]) == (0, 0, 0, 0)
 
 
 # -- an environment whose goal the test decides about ------------------------------------------------------------------

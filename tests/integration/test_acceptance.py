@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import assert_identities_hold, assert_nothing_was_lost, running
+from command import running
 from harness import until
 from killing import check, killing
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 from stalls import GOES_ON_S, SERVICES, SLACK_BYTES, stalling
 from strangers import crowd_size, crowds, training
 

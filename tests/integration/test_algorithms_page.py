@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from command import assert_identities_hold, running
+from command import running
+from ledgers import assert_identities_hold
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "algorithms.md").read_text()
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import psutil
 import pytest
 import torch
-from command import Command, Gate, Record, assert_identities_hold, assert_nothing_was_lost, running
+from command import Command, Gate, Record, running
 from harness import START_S, Deadline, Processes, learner_parts, metric, replay_shard, until
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 
 from headrace.checkpoints import find_checkpoint, read_checkpoint
 from headrace.config import RunConfig

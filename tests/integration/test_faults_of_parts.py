@@ -10,8 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import Command, Gate, Record, assert_identities_hold, running, start
+from command import Command, Gate, Record, running, start
 from harness import until
+from ledgers import assert_identities_hold
 
 BATCH_ITEMS, BATCH_STEPS = 8, 80  # items, and at most so many steps, of an update (command.Gate)
 WINDOW_ITEMS, TABLE_ITEMS = 128, 64  # defaults of replay.window_items and replay.max_items

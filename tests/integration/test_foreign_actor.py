@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from command import assert_identities_hold, assert_nothing_was_lost
 from harness import TESTS, Process, Processes, ReplayShard, copied, learner_parts, metric, replay_shard, until
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 
 from headrace.agents.batch import UnrollBatch, evaluate
 from headrace.config import RunConfig

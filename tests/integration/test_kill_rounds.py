@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from command import assert_identities_hold
 from killing import check, killing
+from ledgers import assert_identities_hold
 
 ROUNDS = 3
 

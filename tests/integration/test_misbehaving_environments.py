@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command import Command, assert_identities_hold, running
+from command import Command, running
 from harness import TESTS
+from ledgers import assert_identities_hold
 
 from headrace.envs.seeds import slot_seeds
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command import assert_identities_hold, running
+from command import running
+from ledgers import assert_identities_hold
 
 
 def test_r2d2_learns_to_act_on_a_cue_that_lies_further_back_than_burn_in_and_n_steps(tmp_path: Path) -> None:

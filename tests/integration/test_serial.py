@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from command import Command, assert_identities_hold, assert_nothing_was_lost, running, start
+from command import Command, running, start
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 from safetensors.torch import load_file
 
 UPDATES = 200

@@ -11,8 +11,9 @@ from functools import partial
 import numpy as np
 import psutil
 import pytest
-from command import Command, Record, assert_identities_hold, running
+from command import Command, Record, running
 from harness import RUN, Deadline, Processes, ReplayShard, metric, replay_shard, until
+from ledgers import assert_identities_hold
 from prometheus_client import CollectorRegistry
 
 from headrace.config import RunConfig

@@ -9,8 +9,9 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
-from command import Command, assert_identities_hold, assert_nothing_was_lost, running
+from command import Command, running
 from every_space import CASES, SpaceEnv
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 
 import headrace
 from headrace.evaluation import evaluate

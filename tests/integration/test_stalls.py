@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from command import assert_identities_hold, assert_nothing_was_lost
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 from stalls import GOES_ON_S, SERVICES, SLACK_BYTES, stalling
 
 STALL_S = 6.0  # longer than silence, heartbeats and leases last

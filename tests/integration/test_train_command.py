@@ -7,7 +7,8 @@ from pathlib import Path
 
 import psutil
 import pytest
-from command import Command, assert_identities_hold, assert_nothing_was_lost, running
+from command import Command, running
+from ledgers import assert_identities_hold, assert_nothing_was_lost
 
 
 @pytest.fixture(scope="module")

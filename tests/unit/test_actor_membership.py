@@ -65,7 +65,7 @@ class Learner:
 
 
 def joined(learner: Learner) -> Membership:
-    membership = Membership(cast(Any, learner), threading.Event(), ActorMetrics(CollectorRegistry()))
+    membership = Membership(cast(Any, learner), threading.Event(), ActorMetrics(CollectorRegistry()), 600.0)
     assert membership.join() is not None
     assert membership.describe(SPACES) is not None
     return membership
@@ -106,7 +106,7 @@ def test_an_actor_that_waits_for_the_learner_counts_as_alive() -> None:
 
     learner = LearnerClient("127.0.0.1:1")  # nobody listens there
     try:
-        membership = Membership(learner, stopping, ActorMetrics(CollectorRegistry()), beat)
+        membership = Membership(learner, stopping, ActorMetrics(CollectorRegistry()), 600.0, beat)
         assert membership.join() is None
     finally:
         learner.close()

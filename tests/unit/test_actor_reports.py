@@ -62,7 +62,7 @@ class Learner:
 @pytest.fixture
 def actor() -> Callable[[Learner], Membership]:
     def made(learner: Learner) -> Membership:
-        membership = Membership(cast(Any, learner), threading.Event(), ActorMetrics(CollectorRegistry()))
+        membership = Membership(cast(Any, learner), threading.Event(), ActorMetrics(CollectorRegistry()), 600.0)
         membership._assignment = cast(Any, type("Assignment", (), {"run": "run", "lease": 0}))
         learner.roster.join(membership.id, None)
         learner.roster.described(membership.id)

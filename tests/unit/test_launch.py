@@ -10,8 +10,8 @@ import pytest
 
 from headrace.config import load_config
 from headrace.launch import Child, Launcher
+from headrace.memory import memory_limit
 from headrace.service_args import TrainOptions, parse_learner, parse_replay
-from headrace_replay.memory import memory_limit
 
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 TELLS = """

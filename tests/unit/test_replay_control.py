@@ -9,12 +9,12 @@ from typing import Any, NoReturn
 import grpc
 import pytest
 
+from headrace.memory import MemoryLimit
 from headrace.rpc.v1 import replay_pb2
 from headrace.wire.items import Item
 from headrace.wire.messages import MAX_BYTES, MAX_INT, MAX_TEXT, PROTOCOL
 from headrace.wire.payload import MAX_PAYLOAD_BYTES
 from headrace_replay.control import MAX_TABLES, ReplayControl, statistics
-from headrace_replay.memory import MemoryLimit
 from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from replay_tables import spec
 
+from headrace.memory import MemoryLimit
 from headrace.telemetry.labels import RejectReason
 from headrace.wire.compression import bound
 from headrace.wire.header import MalformedError
 from headrace.wire.messages import PROTOCOL, Ack, Credit, Farewell, Hello, Items, Refused, Reset
-from headrace_replay.memory import MemoryLimit
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec

@@ -11,8 +11,11 @@ from collections.abc import Sequence
 from functools import partial
 
 from headrace.errors import ConfigError, HeadraceError
+from headrace.memory import require_memory
 from headrace.service import Lifetime, Once, leave, run_service
 from headrace.service_args import ActorArgs, parse_actor
+
+LEAST_MEMORY_BYTES = 128 << 20  # with a small environment, and without PyTorch
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -27,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     """The actor's life. Imports are in here so that a wrong argument is told at once."""
+    require_memory("an actor", LEAST_MEMORY_BYTES)
     from prometheus_client import CollectorRegistry
 
     from headrace.agents.registry import make_agent
@@ -55,7 +59,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
 
     learner = LearnerClient(str(args.learner))
-    membership = Membership(learner, lifetime.stopping, metrics, health.beat)
+    membership = Membership(learner, lifetime.stopping, metrics, args.patience_s, health.beat)
     assignment = membership.join()
     if assignment is None:
         return
@@ -163,6 +167,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
 
 def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     """An evaluator's life: no lease, no replay, no unrolls."""
+    require_memory("an actor", LEAST_MEMORY_BYTES)
     from prometheus_client import CollectorRegistry
 
     from headrace.envs.guarded import end_process

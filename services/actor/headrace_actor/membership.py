@@ -28,7 +28,6 @@ from headrace_actor.stream import ItemLedger
 
 logger = logging.getLogger(__name__)
 
-PATIENCE_S = 600.0  # for a learner that is away: after it the orchestrator may try its luck
 MAX_EPISODES_PER_REPORT = 4096
 
 
@@ -110,6 +109,7 @@ class EnvFaults:
 class Membership:
     """Speaks with the learner for one actor process, whose id is new at each start.
 
+    patience_s: how long it waits for a learner that does not answer; after it the orchestrator may try its luck.
     beat: called while `join` and `describe` wait, which is being alive.
     statistics: what normalisation goes by, told in reports; None where nothing is normalised.
     """
@@ -121,6 +121,7 @@ class Membership:
         learner: LearnerClient,
         stopping: threading.Event,
         metrics: ActorMetrics,
+        patience_s: float,
         beat: Callable[[], None] = lambda: None,
     ) -> None:
         self.id = uuid.uuid4().bytes
@@ -129,6 +130,7 @@ class Membership:
         self._learner = learner
         self._stopping = stopping
         self._metrics = metrics
+        self._patience_s = patience_s
         self._beat = beat
         self._assignment: Assignment
         self._spaces: Spaces
@@ -139,7 +141,7 @@ class Membership:
     def join(self) -> Assignment | None:
         """Joins the run; None if the process is to stop first. Raises ComponentLost, or ConfigError if refused."""
         request = learner_pb2.JoinRequest(protocol=PROTOCOL, actor=self.id)
-        reply = retrying(self._learner.join, request, limit_s=PATIENCE_S, stop=self._stopping, beat=self._beat)
+        reply = retrying(self._learner.join, request, limit_s=self._patience_s, stop=self._stopping, beat=self._beat)
         if reply is None:
             return None
         self._assignment = Assignment.from_reply(reply)
@@ -150,7 +152,7 @@ class Membership:
         """Tells what the environment is like; returns what follows from it, None if the process is to stop first."""
         self._spaces = spaces
         request = learner_pb2.DescribeRequest(actor=self.id, run=self._assignment.run, spaces_json=spaces.to_json())
-        return retrying(self._learner.describe, request, limit_s=PATIENCE_S, stop=self._stopping, beat=self._beat)
+        return retrying(self._learner.describe, request, limit_s=self._patience_s, stop=self._stopping, beat=self._beat)
 
     def report_forever(self, ledger: Callable[[], ItemLedger]) -> None:
         """Reports every report_s until `leave`; joins again when the learner no longer knows this actor."""
@@ -212,7 +214,7 @@ class Membership:
     def _rejoin(self) -> None:
         old = self._assignment
         request = learner_pb2.JoinRequest(protocol=PROTOCOL, actor=self.id, lease=old.lease)
-        reply = retrying(self._learner.join, request, limit_s=PATIENCE_S, stop=self._leaving)
+        reply = retrying(self._learner.join, request, limit_s=self._patience_s, stop=self._leaving)
         if reply is None:
             return
         if reply.run != old.run:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from headrace.errors import ConfigError
+from headrace.memory import require_memory
 from headrace.service import Lifetime, leave, run_service
 from headrace.service_args import LearnerArgs, parse_learner
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from headrace_learner.replay_link import ReplayLinks
 
 logger = logging.getLogger(__name__)
+
+LEAST_MEMORY_BYTES = 256 << 20  # PyTorch, and a small network
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -35,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     """The learner's life. It accepts actors before it has imported PyTorch: they make their environments meanwhile."""
+    require_memory("a learner", LEAST_MEMORY_BYTES)
     from prometheus_client import CollectorRegistry
 
     from headrace.rpc.options import LEARNER_SERVICE

@@ -26,6 +26,7 @@ def serve(args: ReplayArgs, lifetime: Lifetime) -> None:
     """The shard's life."""
     from prometheus_client import CollectorRegistry
 
+    from headrace.memory import memory_limit
     from headrace.rpc.options import REPLAY_SERVICE
     from headrace.rpc.server import Server
     from headrace.rpc.v1 import replay_pb2_grpc
@@ -34,7 +35,6 @@ def serve(args: ReplayArgs, lifetime: Lifetime) -> None:
     from headrace.telemetry.catalogue import ReplayMetrics
     from headrace_replay.control import ReplayControl
     from headrace_replay.desk import SampleDesk
-    from headrace_replay.memory import memory_limit
     from headrace_replay.metering import observers
     from headrace_replay.serving import ShardSockets
     from headrace_replay.shard import Shard

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from headrace.memory import MemoryLimit
 from headrace.wire.sockets import COPY_BELOW_BYTES
-from headrace_replay.memory import MemoryLimit
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.spec import TableSpec
 

@@ -7,8 +7,8 @@ from collections import Counter
 
 from prometheus_client import Counter as CounterMetric
 
+from headrace.memory import resident_bytes
 from headrace.telemetry.catalogue import ReplayMetrics
-from headrace_replay.memory import resident_bytes
 from headrace_replay.shard import Shard
 from headrace_replay.table import Observers
 

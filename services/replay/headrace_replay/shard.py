@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from headrace.memory import MemoryLimit
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
 from headrace.wire.messages import Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
 from headrace.wire.sockets import Frame
 from headrace_replay.budget import check_budget
-from headrace_replay.memory import MemoryLimit
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.spec import Observers, check_spec, valid_priorities
 from headrace_replay.table import Table, make_table

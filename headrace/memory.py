@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from headrace.errors import ConfigError
+
 
 @dataclass(frozen=True)
 class MemoryLimit:
@@ -70,3 +72,13 @@ def _limits(mount: Path, path: str, name: str) -> Iterator[MemoryLimit]:
             continue  # the root of version 2 has none
         if text.isdigit():  # else `max`
             yield MemoryLimit(int(text), f"the cgroup's {name}")
+
+
+def require_memory(service: str, nbytes: int, limit: MemoryLimit | None = None) -> None:
+    """ConfigError if less than `nbytes` may be used: else the kernel would kill the process without a word."""
+    limit = memory_limit() if limit is None else limit
+    if limit.nbytes < nbytes:
+        raise ConfigError(
+            f"{limit.source} is {limit.nbytes:,} bytes ({limit.nbytes >> 20} MiB); {service} needs {nbytes >> 20} MiB "
+            "and room for its data: allow more memory"
+        )

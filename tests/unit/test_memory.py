@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from replay_tables import spec
 
+from headrace.errors import ConfigError
+from headrace.memory import MemoryLimit, memory_limit, require_memory, resident_bytes
 from headrace_replay.budget import PROCESS_BYTES, check_budget, item_bytes, most_bytes
-from headrace_replay.memory import MemoryLimit, memory_limit, resident_bytes
 from headrace_replay.run import RefusedError, Run
 
 GIB = 1 << 30
@@ -70,6 +71,16 @@ def test_what_the_command_line_says_holds_before_all() -> None:
 
 def test_this_process_has_a_limit_and_uses_less() -> None:
     assert 0 < resident_bytes() < memory_limit().nbytes
+
+
+def test_a_container_that_is_too_small_for_a_service_is_refused_in_one_line() -> None:
+    require_memory("a learner", GIB, MemoryLimit(GIB, "the cgroup's memory.max"))
+    with pytest.raises(ConfigError) as caught:
+        require_memory("a learner", GIB, MemoryLimit(64 << 20, "the cgroup's memory.max"))
+    assert str(caught.value) == (
+        "the cgroup's memory.max is 67,108,864 bytes (64 MiB); a learner needs 1024 MiB and room for its data: "
+        "allow more memory"
+    )
 
 
 UNROLL = 120 * 4 * 84 * 84

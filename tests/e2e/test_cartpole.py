@@ -1,0 +1,32 @@
+"""What a user does first: one command, CartPole is solved, and one command takes all of it away again."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+from stack import Stack
+
+import headrace
+
+
+def test_cartpole_is_solved_and_down_leaves_nothing_behind(tmp_path: Path) -> None:
+    stack = Stack("headrace-cartpole")
+    with stack.running():
+        stack.wait("the goal", lambda: stack.metric("learner", "complete") == 1, limit_s=240)
+        assert stack.metric("learner", "episode_return_mean") >= 475
+        assert len(stack.containers("actor")) == stack.metric("learner", "actors") == 2
+
+        learner = stack.container("learner")
+        subprocess.run(["docker", "cp", f"{learner.id}:/runs/run", str(tmp_path)], check=True)
+        assert headrace.load_policy(tmp_path / "run").act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
+
+        learner.stop(timeout=60)  # what is written at the end says how it went
+        subprocess.run(["docker", "cp", f"{learner.id}:/runs/run.json", str(tmp_path)], check=True)
+        assert json.loads((tmp_path / "run.json").read_text())["outcome"] == "goal"
+
+    assert stack.containers(all=True) == []
+    label = {"label": f"com.docker.compose.project={stack.project}"}
+    assert stack.docker.networks.list(filters=label) == []
+    assert stack.docker.volumes.list(filters=label) == []
