@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -24,7 +25,9 @@ def test_hadolint_finds_nothing(dockerfile: Path) -> None:
 
 def read(generation: str, *arguments: str) -> dict[str, dict[str, dict[str, object]]]:
     command = GENERATIONS[generation]
-    done = subprocess.run([*command, "-f", str(COMPOSE_FILE), *arguments, "config"], capture_output=True, text=True)
+    unset = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    whole = [*command, "-f", str(COMPOSE_FILE), *arguments, "config"]
+    done = subprocess.run(whole, env=unset, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, dict[str, object]]] = yaml.safe_load(done.stdout)
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -78,8 +79,6 @@ def test_the_ledger_of_all_that_adds_up(killed: Stack, tmp_path: Path) -> None:
     learner.stop()
     archive, _ = learner.get_archive("/runs/run.json")
     (tmp_path / "summary.tar").write_bytes(b"".join(archive))
-    import tarfile
-
     with tarfile.open(tmp_path / "summary.tar") as tar:
         summary = json.load(tar.extractfile("run.json"))
     assert_identities_hold(summary["ledger"])
