@@ -43,8 +43,9 @@ def refused() -> str:
 
 
 def test_samples_are_what_a_service_serves_and_no_proxy_is_asked_for_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
-        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
     registry = CollectorRegistry()
     Gauge("width", "of something", ["kind"], registry=registry).labels("a b").set(2.5)
     port = serve("127.0.0.1", 0, registry, Health())
