@@ -41,6 +41,11 @@ class Address:
         except ValueError:
             return self.host == "localhost"
 
+    @property
+    def from_this_machine(self) -> Address:
+        """Where a process of this machine reaches what listens here: all interfaces are on loopback, too."""
+        return Address({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host), self.port)
+
 
 @dataclass(frozen=True)
 class Given:

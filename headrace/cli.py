@@ -75,6 +75,12 @@ def _eval(argv: Sequence[str]) -> int:
     return evaluate_command(parsed)
 
 
+def _top(argv: Sequence[str]) -> int:
+    from headrace.top import parse_top, top
+
+    return top(parse_top(argv))
+
+
 def _presets(argv: Sequence[str]) -> int:
     Arguments("headrace presets", "List the presets.").parse(argv)
     found = presets()
@@ -173,6 +179,7 @@ COMMANDS = {
     "replay": _Command(_replay, "[flags]", "run one replay shard"),
     "learner": _Command(_learner, "PRESET|FILE [flags]", "run the learner"),
     "eval": _Command(_eval, "RUN|CHECKPOINT [flags]", "play episodes by a trained policy, and tell their returns"),
+    "top": _Command(_top, "[URL|RUN]", "watch a run that goes on, from its learner's metrics"),
     "presets": _Command(_presets, "", "list the presets"),
     "config": _Command(_config, "show|check|schema", "print, check or explain a configuration"),
     "bench": _Command(_bench, "train|wire|replay|weights", "measure the whole, or a part of it"),

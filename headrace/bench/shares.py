@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
+from headrace.telemetry.scraping import scrape
 
 SAMPLE_S = 1.0
-_TIMEOUT_S = 5.0  # for a service to tell
 
 Shares = dict[str, float]
 
@@ -136,14 +134,11 @@ def shares(first: Sample, last: Sample) -> dict[str, Shares]:
 
 def _scrape(address: str) -> dict[str, float]:
     """The samples of a service without labels by their name, and those with a phase by name and phase."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=_TIMEOUT_S) as answer:
-        text = answer.read().decode()
-    told: dict[str, float] = {}
-    for family in text_string_to_metric_families(text):
-        for sample in family.samples:
-            if sample.labels.keys() <= {"phase"}:
-                told[" ".join((sample.name, *sample.labels.values()))] = sample.value
-    return told
+    return {
+        " ".join((sample.name, *sample.labels.values())): sample.value
+        for sample in scrape(f"http://{address}/metrics")
+        if sample.labels.keys() <= {"phase"}
+    }
 
 
 def _cpu_s(pid: int) -> float:

@@ -286,6 +286,15 @@ class LearnerMetrics(ServerMetrics):
 
         self.updates = counter("updates_total", "updates", "Optimizer steps taken")
         self.ticks_trained = counter("ticks_trained_total", "steps", "Valid ticks trained on")
+        self.trained_steps = gauge(
+            "trained_steps", "steps", "Valid ticks that the run has trained on, at earlier starts of the learner too"
+        )
+        self.steps_target = gauge(
+            "steps_target", "steps", "Where trained_steps ends the run, as stop.steps says; 0: never"
+        )
+        self.return_goal = gauge(
+            "return_goal", "reward", "Mean return that ends the run, as stop.return_ says; NaN if there is none"
+        )
         self.batch_wait_seconds = histogram("batch_wait_seconds", "seconds", "Waiting for a batch", FAST_SECONDS)
         self.waiting_seconds = counter(
             "waiting_seconds_total", "seconds", "Time spent waiting for batches, also for one that has not come yet"
@@ -336,6 +345,14 @@ class LearnerMetrics(ServerMetrics):
             "items_discarded_total", "items", "Items drawn but never trained on", {"reason": DiscardReason}
         )
         self.items_queued = gauge("items_queued", "items", "Items drawn that wait to be trained on")
+        self.replay_fill = gauge(
+            "replay_fill", "ratio", "Share of the replay tables' capacity in use, at the last progress record"
+        )
+        self.samples_per_insert = gauge(
+            "samples_per_insert",
+            "ratio",
+            "Items drawn per item stored beyond the tables' least size, at the last progress record; 0 before",
+        )
         self.shards = gauge("shards", "shards", "Replay shards of the run")
         self.shards_live = gauge("shards_live", "shards", "Replay shards that were heard of lately")
         self.items_lost_at_restart = counter(
@@ -377,6 +394,9 @@ class LearnerMetrics(ServerMetrics):
         )
         self.episode_return_mean = gauge(
             "episode_return_mean", "reward", "Mean raw return of the last episodes, as many as stop.episodes says"
+        )
+        self.episodes_averaged = gauge(
+            "episodes_averaged", "episodes", "Episodes that episode_return_mean is over; 0: there was none yet"
         )
         self.evaluations = counter("evaluations_total", "evaluations", "Evaluations that were booked")
         self.evaluation_return_mean = gauge(

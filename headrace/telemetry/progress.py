@@ -17,6 +17,7 @@ A progress record is a flat mapping, written by the learner to metrics.jsonl and
 | eval_return | mean raw return of the newest evaluation, None before the first; left out where evaluation is off |
 | eval_version | updates of the weights that it is of; alike |
 | lag_min, lag_mean, lag_max | policy lag in versions of what was trained since the last record, or None |
+| lag_p95 | its 95th percentile, where least and most are not known (`headrace top`); then shown instead of them |
 | replay_fill | share of the tables' capacity in use, 0 to 1, or None |
 | samples_per_insert | items drawn per item stored, beyond the first `replay.min_size`; or None |
 | actors, actors_wanted | actors with a lease, and how many the launcher keeps up |
@@ -53,23 +54,48 @@ def format_progress(record: Mapping[str, Any]) -> str:
 class ProgressView:
     """Shows records: a line each on a pipe or in a file, a live panel on a terminal. Never raises for a lost stream."""
 
-    def __init__(self, stream: TextIO | None = None, title: str = "headrace") -> None:
+    def __init__(self, stream: TextIO | None = None, title: str = "headrace", *, panel: bool = True) -> None:
+        """panel: whether a terminal gets one; without it, it gets lines as well."""
         self._stream = sys.stdout if stream is None else stream
         self._title = title
+        self._panel = panel
         self._console = Console(file=self._stream)
         self._live: Live | None = None
         self._lost = False
+
+    @property
+    def live(self) -> bool:
+        """Whether there is a panel: on a terminal."""
+        return self._panel and self._console.is_terminal and not self._console.is_dumb_terminal
+
+    @property
+    def lost(self) -> bool:
+        """Whether the reader has gone."""
+        return self._lost
 
     def update(self, record: Mapping[str, Any]) -> None:
         if self._lost:
             return
         try:
-            if self._console.is_terminal and not self._console.is_dumb_terminal:
+            if self.live:
                 self._show(record)
             else:
                 self._stream.write(format_progress(record) + "\n")
                 self._stream.flush()
         except (OSError, ValueError):  # the reader has gone, or closed the stream: training goes on
+            self._lost = True
+
+    def say(self, text: str) -> None:
+        """A line of its own; above the panel, where there is one."""
+        if self._lost:
+            return
+        try:
+            if self._live is not None:
+                self._console.print(Text(text))
+            else:
+                self._stream.write(text + "\n")
+                self._stream.flush()
+        except (OSError, ValueError):
             self._lost = True
 
     def close(self) -> None:
@@ -87,7 +113,7 @@ class ProgressView:
             grid.add_row(Text(name, style="dim"), Text(value))
         if record.get("goal") is not None:
             grid.add_row(Text("goal", style="dim"), Text(f"return {record['goal']:g}"))
-        panel = Panel(grid, title=self._title, expand=False)
+        panel = Panel(grid, title=Text(self._title), expand=False)
         if self._live is None:
             self._live = Live(panel, console=self._console, auto_refresh=False)
             self._live.start()
@@ -104,7 +130,10 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
     steps = _abbreviated(number("trained_steps"), digits=2)
     if record.get("steps_target") is not None:
         steps += "/" + _abbreviated(number("steps_target"), digits=1)
-    lags = (_fixed(number("lag_min"), 0), _fixed(number("lag_mean"), 1), _fixed(number("lag_max"), 0))
+    mean_lag = _fixed(number("lag_mean"), 1)
+    lag = f"{_fixed(number('lag_min'), 0)}/{mean_lag}/{_fixed(number('lag_max'), 0)}"
+    if "lag_p95" in record:
+        lag = f"{mean_lag} (p95 {_fixed(number('lag_p95'), 0)})"
     mean, fill = number("mean_return"), number("replay_fill")
     facts = [
         ("steps", steps),
@@ -112,7 +141,7 @@ def _facts(record: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("updates", f"{_rate(number('updates_per_s'))}/s"),
         ("return", MISSING if mean is None else f"{mean:.1f} ({_fixed(number('episodes'), 0)} ep)"),
         *([("eval", _fixed(number("eval_return"), 1))] if "eval_return" in record else []),
-        ("lag", "/".join(lags)),
+        ("lag", lag),
         ("replay", MISSING if fill is None else f"{fill:.0%}"),
         ("SPI", _fixed(number("samples_per_insert"), 1)),
         ("actors", f"{_fixed(number('actors'), 0)}/{_fixed(number('actors_wanted'), 0)}"),

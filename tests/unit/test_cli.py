@@ -58,8 +58,9 @@ def refusal(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--help"], ["train", "--help"], ["actor", "--help"], ["learner", "--help"], ["replay", "--help"], ["presets"],
-     ["config", "show", "cartpole"], ["bench", "wire", "--help"], ["bench", "replay", "--payload-bytes", "3"],
+    [["--help"], ["train", "--help"], ["actor", "--help"], ["learner", "--help"], ["replay", "--help"],
+     ["top", "--help"], ["top", "x"], ["presets"], ["config", "show", "cartpole"], ["bench", "wire", "--help"],
+     ["bench", "replay", "--payload-bytes", "3"],
      ["bench", "weights", "--help"], ["train", "cartpol"], ["learner", "cartpole", "--bind", "x"], ["actor", "--x"]],
 )  # fmt: skip
 def test_nothing_heavy_is_imported_before_a_service_starts(argv: list[str]) -> None:
@@ -70,7 +71,7 @@ def test_nothing_heavy_is_imported_before_a_service_starts(argv: list[str]) -> N
 
 def test_help_of_every_command_exits_0(capsys: pytest.CaptureFixture[str]) -> None:
     benchmarks = ("bench train", "bench wire", "bench replay", "bench weights")
-    for command in ("", "train", "actor", "replay", "learner", "presets", "config", "config show", *benchmarks):
+    for command in ("", "train", "actor", "replay", "learner", "top", "presets", "config", "config show", *benchmarks):
         assert main([*command.split(), "--help"]) == 0
     assert "HEADRACE_RUN_DIR" in capsys.readouterr().out
 

@@ -195,6 +195,7 @@ def test_a_restored_roster_goes_on_averaging_and_counting() -> None:
     resumed = World(epoch=2, episodes=2)
     resumed.roster.restore(world.roster.returns(), world.roster.episodes)
     assert (resumed.roster.mean_return, resumed.roster.episodes) == (2.5, 3)
+    assert (resumed.value("episode_return_mean"), resumed.value("episodes_averaged")) == (2.5, 2)
 
 
 def test_a_report_of_an_actor_that_never_joined_asks_it_to_join() -> None:

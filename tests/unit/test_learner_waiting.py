@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -158,3 +159,31 @@ def test_a_wait_counts_from_its_beginning_and_copying_what_came_is_no_waiting(
     waits = {sample.name: sample.value for sample in next(iter(metrics.batch_wait_seconds.collect())).samples}
     assert waits["headrace_learner_batch_wait_seconds_count"] == 1
     assert waits["headrace_learner_batch_wait_seconds_sum"] == waiting_seconds(metrics) == 2.75
+
+
+class Filling:
+    """Replay at a quarter of its capacity, with three draws for each item."""
+
+    fill = 0.25
+
+    def ledger(self) -> ReplayLedger:
+        return ReplayLedger(stored=10, sampled=30)
+
+
+def test_who_watches_from_outside_is_told_what_the_records_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, lifetime, records, registry = Clock(), Lifetime(), Records(), CollectorRegistry()
+    monkeypatch.setattr(training_module, "time", clock)
+    metrics = LearnerMetrics(registry)
+    roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
+    dry = Dry(clock, metrics, {})
+    training = make_training(tmp_path, dry, roster, metrics, Health(), lifetime, records)
+    training.trainer.trained_steps = 7000  # of an earlier start
+    account = Account(CONFIG, training.trainer, roster, Filling(), dry.ledger)
+    replace(training, account=account).record(None)
+    [record] = records.written
+    told = {key: registry.get_sample_value(f"headrace_learner_{key}") for key in ("trained_steps", "replay_fill")}
+    told["samples_per_insert"] = registry.get_sample_value("headrace_learner_samples_per_insert")
+    assert told == {"trained_steps": 7000, "replay_fill": 0.25, "samples_per_insert": 3.0}
+    assert record.items() >= told.items()

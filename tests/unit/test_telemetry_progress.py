@@ -97,6 +97,11 @@ def test_slow_rates_keep_a_decimal(rate: float, shown: str) -> None:
     assert f"updates {shown}/s" in format_progress({"updates_per_s": rate})
 
 
+def test_where_only_the_95th_percentile_of_the_lag_is_known_it_is_shown_with_the_mean() -> None:
+    record = {key: value for key, value in RECORD.items() if key not in ("lag_min", "lag_max")} | {"lag_p95": 6.6}
+    assert format_progress(record) == LINE.replace("lag 2/3.1/7", "lag 3.1 (p95 7)")
+
+
 def test_a_pipe_gets_one_line_per_record() -> None:
     stream = io.StringIO()
     view = ProgressView(stream)
@@ -116,6 +121,29 @@ def test_a_terminal_gets_a_panel_with_the_same_facts(monkeypatch: pytest.MonkeyP
     view.close()
     for fact in ("1.20M/5.0M", "8,412 steps/s", "187.3 (100 ep)", "2/3.1/7", "64%", "8/8", "8m", "475", "actors [0/8]"):
         assert fact in stream.getvalue()
+
+
+def test_a_line_of_its_own_stands_above_the_panel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = Terminal()
+    view = ProgressView(stream, title="http://[::1]:6101")
+    view.say("before")
+    view.update(RECORD)
+    view.say("the learner [red]left[/red]")
+    view.close()
+    shown = stream.getvalue()
+    assert "http://[::1]:6101" in shown
+    after = shown[shown.index("the learner [red]left[/red]") :]
+    assert "1.20M/5.0M" in after
+
+
+def test_a_terminal_gets_lines_if_no_panel_is_wanted() -> None:
+    stream = Terminal()
+    view = ProgressView(stream, panel=False)
+    view.update(RECORD)
+    view.say("the end")
+    view.close()
+    assert stream.getvalue() == f"{LINE}\nthe end\n"
 
 
 def test_a_reader_that_has_gone_does_not_stop_the_run() -> None:

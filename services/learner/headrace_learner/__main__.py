@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
+from headrace.arguments import Address
 from headrace.errors import ConfigError
 from headrace.memory import require_memory
 from headrace.service import Lifetime, leave, run_service
@@ -62,12 +64,14 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     registry = CollectorRegistry()
     metrics = LearnerMetrics(registry)
     health = health_endpoints.Health(ready_gauge=metrics.ready)
-    health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
+    metrics_port = health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
     folder = RunFolder.open(args.run_dir or new_run_dir(config.name), config, args.resume)
     if folder.epoch > 1 and folder.checkpoint is None:
         logger.warning("%s holds no valid checkpoint: training begins anew", folder.path)
     metrics.epoch.set(folder.epoch)
     metrics.actors_wanted.set(config.actor.count)
+    metrics.steps_target.set(config.stop.steps or 0)
+    metrics.return_goal.set(math.nan if config.stop.return_ is None else config.stop.return_)
     metrics.checkpoint_interval_seconds.set(config.learner.checkpoint_s)
     logger.info("run %s in %s", folder.run, folder.path, extra={"epoch": folder.epoch})
 
@@ -86,6 +90,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     server.set_serving(True)
     health.ready(True)
     try:
+        folder.write_metrics_address(Address(args.metrics_bind.host, metrics_port))
         import torch
 
         from headrace.agents.registry import make_agent
@@ -172,6 +177,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         loader.close()
     finally:
         health.ready(False)
+        folder.forget_metrics_address()
         publisher.close()
         server.stop(grace_s=0.5)
         replay.close()

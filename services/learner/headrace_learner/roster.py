@@ -188,6 +188,7 @@ class Roster:
         with self._lock:
             self._returns.extend(returns)
             self.episodes = episodes
+            self._show_mean()
 
     def _finished(self, returns: Sequence[float], now: float) -> None:
         self.episodes += len(returns)
@@ -201,6 +202,10 @@ class Roster:
                 continue
             if sum(self._returns) / len(self._returns) >= goal:
                 self.solved_at = now
+        self._show_mean()
+
+    def _show_mean(self) -> None:
+        self._metrics.episodes_averaged.set(len(self._returns))
         if self._returns:
             self._metrics.episode_return_mean.set(sum(self._returns) / len(self._returns))
 

@@ -14,10 +14,12 @@ from typing import TextIO
 
 import yaml
 
+from headrace.arguments import Address
 from headrace.checkpoints import Checkpoint, CheckpointFolder, sync_folder
 from headrace.config import RunConfig, changed_on_resume
 from headrace.envs.spaces import Spaces
 from headrace.errors import ConfigError
+from headrace.run_dir import LEARNER_FILE
 from headrace.service_args import Resume
 
 _PACKAGES = ("headrace", "torch", "numpy", "gymnasium", "grpcio", "protobuf", "pyzmq", "msgpack", "safetensors")
@@ -83,6 +85,15 @@ class RunFolder:
     def write_spaces(self, spaces: Spaces) -> None:
         """Fixes the environment's description for every later start."""
         write_atomically(self.path / "env.json", spaces.to_json() + "\n")
+
+    def write_metrics_address(self, bound: Address) -> None:
+        """Tells where this learner serves its metrics, for as long as it runs (`headrace.run_dir.metrics_address`)."""
+        told = {"metrics": str(bound.from_this_machine)}
+        write_atomically(self.path / LEARNER_FILE, json.dumps(told) + "\n")
+
+    def forget_metrics_address(self) -> None:
+        """The learner leaves."""
+        (self.path / LEARNER_FILE).unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

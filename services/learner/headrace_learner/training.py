@@ -91,6 +91,7 @@ class Training:
     evaluations: Evaluations | None = None
 
     def __post_init__(self) -> None:
+        self.metrics.trained_steps.set(self.trainer.trained_steps)
         self._update: Update | None = None  # the last one, and its batch
         self._batch: UnrollBatch | None = None
         self._saved_updates = self.trainer.updates or -1  # a run that was resumed is on disk as it is
@@ -151,6 +152,7 @@ class Training:
             self.account.trained(lags)
             metrics.updates.inc()
             metrics.ticks_trained.inc(int(loaded.new_ticks.sum()))
+            metrics.trained_steps.set(trainer.trained_steps)
             self.source.ledger.train(count)
             limit = self.config.learner.clip_norm
             if limit is not None and update.gradient_norm > limit:
@@ -215,7 +217,10 @@ class Training:
         self.metrics.items_queued.set(self.source.ledger.queued)
         if self.trainer.device.type == "cuda":
             self.metrics.device_memory_bytes.set(torch.cuda.memory_reserved(self.trainer.device))
-        self.recorder.write(self.account.record(waiting_for, complete, self._diagnose()), self.trainer.trained_steps)
+        record = self.account.record(waiting_for, complete, self._diagnose())
+        self.metrics.replay_fill.set(record["replay_fill"] or 0.0)
+        self.metrics.samples_per_insert.set(record["samples_per_insert"] or 0.0)
+        self.recorder.write(record, self.trainer.trained_steps)
 
     def _diagnose(self) -> dict[str, Any]:
         if self._update is None or self._batch is None:
