@@ -83,4 +83,4 @@ def test_the_ledger_of_all_that_adds_up(killed: Stack, tmp_path: Path) -> None:
         summary = json.load(tar.extractfile("run.json"))
     assert_identities_hold(summary["ledger"])
     assert summary["epoch"] == 2
-    assert summary["ledger"]["learner"]["trained"] == BATCH_ITEMS * summary["updates"]
+    assert summary["outcome"] == "stopped"

@@ -20,7 +20,7 @@ from headrace.telemetry.families import Family
 from headrace.telemetry.histograms import HistogramOfMany
 
 ROOT = Path(__file__).resolve().parents[2]
-LABELS = {"reason", "state", "phase", "peer", "component", "method", "code", "version", "python"}
+LABELS = {"reason", "state", "phase", "peer", "component", "method", "code", "version", "revision", "python"}
 
 AnyMetrics = ActorMetrics | EvaluatorMetrics | ReplayMetrics | LearnerMetrics
 
