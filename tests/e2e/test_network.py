@@ -109,8 +109,8 @@ def test_a_slow_link_slows_the_run_down_and_no_more(wide: Stack) -> None:
 
 
 def host_side(container: Container) -> str:
-    """The network device of the host that the container's eth0 is joined to."""
-    _, index = container.exec_run(["cat", "/sys/class/net/eth0/iflink"])
+    """The network device of the host that the container's own is joined to: eth0, or eth1 after a disconnection."""
+    _, index = container.exec_run(["sh", "-c", "cat /sys/class/net/eth*/iflink"])
     found = subprocess.run(["ip", "-o", "link"], check=True, capture_output=True, text=True).stdout
     line = next(line for line in found.splitlines() if line.startswith(f"{int(index)}:"))
     return line.split(": ")[1].split("@")[0]

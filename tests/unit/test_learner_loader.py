@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry
 
 from headrace.errors import ComponentLost, ConfigError
 from headrace.telemetry.catalogue import LearnerMetrics
-from headrace.wire import sockets
+from headrace.wire import silence, sockets
 from headrace.wire.compression import compress
 from headrace.wire.messages import (
     FROM_LEARNER,
@@ -211,7 +211,7 @@ def test_what_a_shard_gave_before_it_died_is_used() -> None:
 
 
 def test_a_silent_shard_leaves_the_plan_and_rejoins_when_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shard_requests, "SILENCE_S", 0.15)
+    monkeypatch.setattr(silence, "SILENCE_S", 0.15)
     with loading(shards=2, batch_size=2) as (loader, (one, other)):
         for shard in (one, other):
             shard.say(Beat())

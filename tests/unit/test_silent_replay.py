@@ -14,7 +14,7 @@ import zmq
 from prometheus_client import CollectorRegistry
 
 from headrace.telemetry.catalogue import ActorMetrics, LearnerMetrics
-from headrace.wire import sockets
+from headrace.wire import silence, sockets
 from headrace.wire.items import Item
 from headrace.wire.messages import (
     FROM_ACTOR,
@@ -31,7 +31,6 @@ from headrace.wire.messages import (
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor import stream as stream_module
 from headrace_actor.stream import Introduction, ItemStream
-from headrace_learner import shard_requests
 from headrace_learner.loader import Loader, Source
 
 SIZE, WINDOW_ITEMS, WINDOW_BYTES = 100_000, 8, 350_000
@@ -155,8 +154,8 @@ def names(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     resolved: dict[str, str] = {}
     connect = sockets.connect
     monkeypatch.setattr(sockets, "connect", lambda context, address: connect(context, resolved[address]))
-    for module in (stream_module, shard_requests):
-        monkeypatch.setattr(module, "SILENCE_S", 0.15)
+    for name in ("SILENCE_S", "MOST_SILENCE_S"):
+        monkeypatch.setattr(silence, name, 0.15)
     return resolved
 
 

@@ -31,7 +31,6 @@ from headrace.wire.messages import (
     BEAT_S,
     HELLO_S,
     PROTOCOL,
-    SILENCE_S,
     TO_ACTOR,
     Ack,
     Beat,
@@ -45,6 +44,7 @@ from headrace.wire.messages import (
     decode,
     encode,
 )
+from headrace.wire.silence import Silence
 from headrace_actor.window import Window
 
 logger = logging.getLogger(__name__)
@@ -95,6 +95,7 @@ class ItemStream:
         self._shards = deque([introduction.address, *introduction.others])  # the first is the one in use
         self._socket = sockets.connect(self._context, self._address)
         now = time.monotonic()
+        self._silence = Silence(now)
         self._heard_at = self._lost_at = self._progress_at = now
         self._spoke_at = now - BEAT_S
         self._farewell = False
@@ -178,7 +179,7 @@ class ItemStream:
         self._receive()
         now = time.monotonic()
         window = self._window
-        if now - self._heard_at > SILENCE_S:
+        if self._silence.is_too_long(now):
             logger.warning("replay at %s is silent; connecting again", self._address)
             self._reconnect(now)
         if now - self._lost_at > self._me.patience_s:
@@ -199,6 +200,7 @@ class ItemStream:
         self._window.disconnected()
         self._socket.close()
         self._socket = sockets.connect(self._context, self._address)
+        self._silence.connected_anew(now)
         self._heard_at, self._spoke_at = now, now - BEAT_S
 
     def _give_up(self, now: float) -> None:
@@ -219,6 +221,7 @@ class ItemStream:
                 if frames is None:
                     return
                 self._heard_at = self._lost_at = time.monotonic()
+                self._silence.heard(self._heard_at)
                 self._on_message(decode(frames[0], TO_ACTOR))
             except MalformedError as error:
                 warn_every(logger, "malformed", 10, "ignored a message from replay: %s", error)
@@ -234,6 +237,7 @@ class ItemStream:
                 settled = window.on_ack(message)
                 if settled:
                     self._progress_at = self._heard_at
+                    self._silence.progressed(self._heard_at)
                     self._metrics.unrolls_acknowledged.inc(settled)
                     self._metrics.unrolls_held.set(window.held)
                 self._farewell = isinstance(message, Farewell)

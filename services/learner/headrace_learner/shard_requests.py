@@ -20,7 +20,6 @@ from headrace.wire.messages import (
     BEAT_S,
     MAX_OPEN_REQUESTS,
     PROTOCOL,
-    SILENCE_S,
     TO_LEARNER,
     Batch,
     Beat,
@@ -33,6 +32,7 @@ from headrace.wire.messages import (
     decode,
     encode,
 )
+from headrace.wire.silence import Silence
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,8 @@ class ShardRequests:
         self._next_update = 0
         self._taken: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED_REPLIES)  # (boot, request)
         self.socket = sockets.connect(context, address)
-        self._heard_at = self._spoke_at = time.monotonic()
+        self._spoke_at = time.monotonic()
+        self._silence = Silence(self._spoke_at)
 
     @property
     def outstanding(self) -> int:
@@ -105,7 +106,7 @@ class ShardRequests:
         if now - self._spoke_at >= BEAT_S:
             self._send(Beat())
             self._spoke_at = now
-        if now - self._heard_at > SILENCE_S and not self.socket.poll(0):
+        if self._silence.is_too_long(now) and not self.socket.poll(0):
             warn_every(logger, f"silent {self._address}", 5, "replay at %s is silent; connecting again", self._address)
             self._metrics.reconnects.labels(Peer.REPLAY).inc()
             if self.live:
@@ -114,7 +115,7 @@ class ShardRequests:
             self.socket.close()
             self.socket = sockets.connect(self._context, self._address)
             self._outstanding = dict.fromkeys(self._outstanding, -ASK_AGAIN_S)
-            self._heard_at = now
+            self._silence.connected_anew(now)
 
     def receive(self) -> Batch | None:
         """The header of the next batch that arrived; None if there is none now.
@@ -123,7 +124,7 @@ class ShardRequests:
         ConfigError: it can never give what is asked for.
         """
         while (frame := sockets.receive_header(self.socket)) is not None:
-            self._heard_at = time.monotonic()
+            self._silence.heard(time.monotonic())
             if not self.live:
                 self.live, self.table_size = True, 0
                 self._metrics.shards_live.inc()
@@ -156,6 +157,7 @@ class ShardRequests:
             return False
         self._taken.append(reply)
         self._outstanding.pop(batch.request, None)
+        self._silence.progressed(time.monotonic())
         self.table_size = batch.table_size
         return True
 
