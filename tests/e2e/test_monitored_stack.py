@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 import shutil
 import subprocess
+import time
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -53,13 +53,13 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 
 
 def query(stack: Stack, expression: str) -> list[dict[str, Any]]:
-    """The series that the expression has now, without those that are not a number."""
+    """The series that the expression has now."""
     address = f"http://{stack.address(stack.container('prometheus'))}:9090/api/v1/query?"
     with urllib.request.urlopen(address + urllib.parse.urlencode({"query": expression}), timeout=10) as answer:
         found = json.load(answer)
     assert found["status"] == "success"
     result: list[dict[str, Any]] = found["data"]["result"]
-    return [series for series in result if not math.isnan(float(series["value"][1]))]
+    return result
 
 
 def firing(stack: Stack) -> set[str]:
@@ -87,7 +87,10 @@ def test_every_panel_of_the_dashboard_has_data(watched: Stack) -> None:
             if "ALERTS" not in expression and not query(watched, fill(expression))
         ]
 
-    watched.wait("data in every panel", lambda: not empty(), 60, 5)
+    deadline = time.monotonic() + 60
+    while empty() and time.monotonic() < deadline:
+        time.sleep(5)
+    assert empty() == []
 
 
 def fill(expression: str) -> str:
@@ -98,7 +101,7 @@ def fill(expression: str) -> str:
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert", rule.get("record")))
 def test_every_rule_can_be_evaluated(watched: Stack, rule: dict[str, Any]) -> None:
     query(watched, rule["expr"])
-    for metric in set(re.findall(r"\bheadrace_\w+", rule["expr"])):
+    for metric in set(re.findall(r"(?<!:)\bheadrace_\w+", rule["expr"])):
         name = re.sub(r"_(bucket|count|sum)$", "", metric)
         assert query(watched, f'count({{__name__=~"{name}(_bucket|_count|_sum)?"}})'), name
 
