@@ -64,8 +64,8 @@ dashboard: venv ## generate deploy/grafana/dashboards from dashboard.py
 dashboard-check: venv ## the generated dashboard is what dashboard.py says
 	$(BIN)/python deploy/grafana/dashboard.py --check
 
-unit: venv ## pytest, without the acceptance tests
-	$(BIN)/pytest
+unit: venv ## pytest, two files at a time, without acceptance tests and containers
+	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 e2e: venv ## tests with real containers: builds the images, needs Docker, Compose and root (they cut networks)
 	$(BIN)/pytest -m e2e tests/e2e $(ARGS)

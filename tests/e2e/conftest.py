@@ -33,10 +33,17 @@ def images() -> None:
         assert done.returncode == 0, done.stdout
 
 
-@pytest.fixture(scope="module")
-def slow(request: pytest.FixtureRequest) -> Iterator[Stack]:
-    """A run without an end, one actor, that the tests of a module share."""
-    stack = Stack(f"headrace-{request.module.__name__.removeprefix('test_')}", HEADRACE_CONFIG="/code/slow.yaml")
+@pytest.fixture(scope="session")
+def endless() -> Iterator[Stack]:
+    stack = Stack("headrace-slow", HEADRACE_CONFIG="/code/slow.yaml")
     with stack.running(actor=1):
         stack.wait_trained()
         yield stack
+
+
+@pytest.fixture
+def slow(endless: Stack) -> Stack:
+    """A run without an end, with one actor at first, that tests share: they leave every service running."""
+    if len(endless.containers("actor")) != 1:
+        endless.up(actor=1)
+    return endless
