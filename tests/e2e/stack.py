@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 ROOT = Path(__file__).parents[2]
 CODE = Path(__file__).parent / "code"
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
+PROFILES = ("--profile=monitoring", "--profile=evaluator")  # else `down` of Compose v2 leaves their containers
 METRICS_PORTS = {"learner": 6101, "replay": 6203, "actor": 6301, "evaluator": 6301}
 
 
@@ -61,7 +62,7 @@ class Stack:
         self.compose("up", "--detach", "--no-build", *scales, *arguments)
 
     def down(self) -> None:
-        self.compose("down", "--volumes", "--remove-orphans", "--timeout=5")
+        self.compose(*PROFILES, "down", "--volumes", "--remove-orphans", "--timeout=5")
 
     @contextmanager
     def running(self, *arguments: str, **scale: int) -> Iterator[Stack]:
