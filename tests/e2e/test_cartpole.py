@@ -18,6 +18,10 @@ def test_cartpole_is_solved_and_down_leaves_nothing_behind(tmp_path: Path) -> No
         assert stack.metric("learner", "episode_return_mean") >= 475
         assert len(stack.containers("actor")) == stack.metric("learner", "actors") == 2
 
+        told = stack.compose("exec", "-T", "learner", "headrace", "top", "--once")
+        assert "return 4" in told or "return 5" in told
+        assert "complete" in told or "ended" in told
+
         learner = stack.container("learner")
         subprocess.run(["docker", "cp", f"{learner.id}:/runs/run", str(tmp_path)], check=True)
         assert headrace.load_policy(tmp_path / "run").act([0.0, 0.0, 0.0, 0.0]) in (0, 1)
