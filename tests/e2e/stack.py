@@ -8,12 +8,13 @@ import signal
 import subprocess
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import docker
+import pytest
 from docker.models.containers import Container
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -22,6 +23,17 @@ CODE = Path(__file__).parent / "code"
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
 PROFILES = ("--profile=monitoring", "--profile=evaluator")  # else `down` of Compose v2 leaves their containers
 METRICS_PORTS = {"learner": 6101, "replay": 6203, "actor": 6301, "evaluator": 6301}
+
+
+GENERATIONS = {"v1": ["docker-compose"], "v2": ["docker", "compose"]}
+
+
+def skip_without(generation: str) -> None:
+    """Skips a test that needs a generation of Compose that is not here; CI has both."""
+    command = GENERATIONS[generation]
+    here = shutil.which(command[0]) and subprocess.run([*command, "version"], capture_output=True).returncode == 0
+    if not here and "CI" not in os.environ:
+        pytest.skip(f"Compose {generation} is not installed")
 
 
 def compose_command() -> list[str]:
@@ -37,10 +49,17 @@ def compose_command() -> list[str]:
 class Stack:
     """A project of compose. `variables` are those that the compose file lists at its head."""
 
-    def __init__(self, project: str, files: tuple[Path, ...] = (COMPOSE_FILE,), **variables: str) -> None:
+    def __init__(
+        self,
+        project: str,
+        files: tuple[Path, ...] = (COMPOSE_FILE,),
+        command: Sequence[str] | None = None,
+        **variables: str,
+    ) -> None:
         self.project = project
         self.docker = docker.from_env()
-        self._command = [*compose_command(), "--project-name", project, *(f"--file={path}" for path in files)]
+        named = ["--project-name", project, *(f"--file={path}" for path in files)]
+        self._command = [*(command or compose_command()), *named]
         self.variables = {"HEADRACE_CODE": str(CODE), **variables}
 
     # -- compose -------------------------------------------------------------------------------------------------------

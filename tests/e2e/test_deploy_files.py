@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from stack import COMPOSE_FILE, ROOT
+from stack import COMPOSE_FILE, GENERATIONS, ROOT, skip_without
 
 GPU_FILE = ROOT / "deploy" / "docker-compose.gpu.yml"
-GENERATIONS = {"v1": ["docker-compose"], "v2": ["docker", "compose"]}
 
 
 @pytest.mark.parametrize("dockerfile", sorted(ROOT.glob("**/Dockerfile")), ids=lambda path: path.parent.name)
@@ -36,8 +35,7 @@ def read(generation: str, *arguments: str) -> dict[str, dict[str, dict[str, obje
 @pytest.mark.parametrize("generation", GENERATIONS)
 @pytest.mark.parametrize("files", [[], ["-f", str(GPU_FILE)]], ids=["cpu", "gpu"])
 def test_compose_reads_the_files(generation: str, files: list[str]) -> None:
-    if generation == "v1" and shutil.which("docker-compose") is None:
-        pytest.skip("Compose v1 is not here")
+    skip_without(generation)
     services = read(generation, "--profile", "monitoring", "--profile", "evaluator", *files)["services"]
     assert set(services) == {"replay", "learner", "actor", "evaluator", "prometheus", "grafana"}
     for name, service in services.items():
@@ -46,10 +44,17 @@ def test_compose_reads_the_files(generation: str, files: list[str]) -> None:
         assert "container_name" not in service
         if name not in ("prometheus", "grafana"):
             assert "ports" not in service
-            assert service["restart"] == "on-failure:5"
+            assert service["restart"] == "on-failure:20"
+
+
+@pytest.mark.parametrize("service", ["replay", "learner", "actor"])
+def test_an_image_tells_the_version_of_the_project(service: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"ARG VERSION={version}\n" in (ROOT / "services" / service / "Dockerfile").read_text()
 
 
 def test_the_override_for_gpus_changes_the_learner_only() -> None:
+    skip_without("v2")
     plain, with_gpu = read("v2")["services"], read("v2", "-f", str(GPU_FILE))["services"]
     assert {name for name in plain if plain[name] != with_gpu[name]} == {"learner"}
     learner = with_gpu["learner"]

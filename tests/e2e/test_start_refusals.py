@@ -9,7 +9,7 @@ from pathlib import Path
 
 from stack import COMPOSE_FILE, Stack
 
-RESTARTS = 5  # at most, as the compose file says
+RESTARTS = 3
 
 
 def ended(stack: Stack, service: str, limit_s: float = 120.0) -> tuple[int, str]:
@@ -34,7 +34,8 @@ def changed(tmp_path: Path, service: str, override: dict[str, object], **variabl
     """A stack in which one service is set up wrongly."""
     file = tmp_path / "wrong.yml"
     file.write_text(json.dumps({"services": {service: override}}))  # which is YAML too
-    stack = Stack("headrace-refused", (COMPOSE_FILE, file), HEADRACE_CONFIG="/code/slow.yaml", **variables)
+    variables |= {"HEADRACE_CONFIG": "/code/slow.yaml", "HEADRACE_RESTART": f"on-failure:{RESTARTS}"}
+    stack = Stack("headrace-refused", (COMPOSE_FILE, file), **variables)
     try:
         yield stack
     finally:

@@ -23,6 +23,12 @@ def test_it_tells_whether_the_service_is_ready(host: str) -> None:
     assert probe(bind)[0]
 
 
+def test_a_service_whose_loop_stands_still_is_not_well_although_it_was_ready() -> None:
+    health = Health(patience_s=0.0)
+    health.ready(True)
+    assert not probe(f"127.0.0.1:{serve('127.0.0.1', 0, CollectorRegistry(), health)}")[0]
+
+
 def test_where_nothing_answers_it_says_so_and_fails() -> None:
     environment = os.environ | {"HEADRACE_METRICS_BIND": "127.0.0.1:1"}
     command = [sys.executable, "-m", "headrace.telemetry.probe"]
