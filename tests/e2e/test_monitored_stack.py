@@ -47,8 +47,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         HEADRACE_ARGS="--evaluation.every_s 3",
         HEADRACE_PROMETHEUS_PORT="0",
     )
-    with stack.running("replay", "learner", "actor", "evaluator", "prometheus"):
+    with stack.running("replay", "learner", "actor", "evaluator"):
         stack.wait_trained()
+        before = [container.id for container in stack.containers()]
+        stack.up("--no-deps", "prometheus")  # as docs/containers.md has it, on a stack that runs
+        assert set(before) < {container.id for container in stack.containers()}
         yield stack
 
 
