@@ -3,38 +3,60 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 
 import pytest
 from stack import Stack
 
 STEPS_S = 100.0  # of one actor, an environment step of 10 ms after the other
+BATCH_STEPS = 40
 MEASURED_S = 12.0
 
 
-def rate_and_gap(stack: Stack) -> tuple[float, float]:
-    """Steps/s that the learner trained on over `MEASURED_S`, and the longest time without an update in it."""
+class Watch(threading.Thread):
+    """Looks at the learner all the time: `gap` is the longest time between two updates so far, in seconds."""
+
+    def __init__(self, stack: Stack) -> None:
+        super().__init__(daemon=True)
+        self._stack = stack
+        self._done = threading.Event()
+        self.gap = 0.0
+
+    def run(self) -> None:
+        updates, updated_at = self._stack.metric("learner", "updates_total"), time.monotonic()
+        while not self._done.wait(0.1):
+            seen, now = self._stack.metric("learner", "updates_total"), time.monotonic()
+            self.gap = max(self.gap, now - updated_at)
+            if seen > updates:
+                updates, updated_at = seen, now
+
+    def __enter__(self) -> Watch:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._done.set()
+        self.join()
+
+
+def rate(stack: Stack) -> float:
+    """Steps/s that the learner trained on over `MEASURED_S`."""
     begun, ticks = time.monotonic(), stack.metric("learner", "ticks_trained_total")
-    updates, updated_at, gap = stack.metric("learner", "updates_total"), begun, 0.0
-    while time.monotonic() < begun + MEASURED_S:
-        now_updates, now = stack.metric("learner", "updates_total"), time.monotonic()
-        if now_updates > updates:
-            gap, updates, updated_at = max(gap, now - updated_at), now_updates, now
-        time.sleep(0.1)
-    elapsed = time.monotonic() - begun
-    return (stack.metric("learner", "ticks_trained_total") - ticks) / elapsed, gap
+    time.sleep(MEASURED_S)
+    return (stack.metric("learner", "ticks_trained_total") - ticks) / (time.monotonic() - begun)
 
 
 def test_the_rate_follows_the_number_of_actors(slow: Stack) -> None:
-    one, _ = rate_and_gap(slow)
+    one = rate(slow)
     assert one < STEPS_S  # a step takes a little more than its 10 ms
-    for actors in (6, 2):
-        slow.up(actor=actors)
-        slow.wait(f"{actors} leases", lambda n=actors: slow.metric("learner", "actors") == n, limit_s=90)
-        assert len(slow.containers("actor")) == actors
-        rate, gap = rate_and_gap(slow)
-        assert rate == pytest.approx(actors * one, rel=0.2)
-        assert gap < 5 + 40 / rate  # the seconds that a batch of 40 steps takes to come together
+    with Watch(slow) as watch:
+        for actors in (6, 2):
+            slow.up(actor=actors)
+            slow.wait(f"{actors} leases", lambda n=actors: slow.metric("learner", "actors") == n, limit_s=90)
+            assert len(slow.containers("actor")) == actors
+            assert rate(slow) == pytest.approx(actors * one, rel=0.2)
+    assert watch.gap < 5 + BATCH_STEPS / one
 
 
 def test_leases_of_actors_that_left_are_used_again(slow: Stack) -> None:
