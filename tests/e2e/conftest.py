@@ -26,6 +26,7 @@ def images() -> None:
         done = subprocess.run(
             [*compose_command(), f"--file={COMPOSE_FILE}", "build"],
             cwd=ROOT,
+            env={"REVISION": "tested", **os.environ},
             text=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -23,8 +23,6 @@ CODE = Path(__file__).parent / "code"
 COMPOSE_FILE = ROOT / "deploy" / "docker-compose.yml"
 PROFILES = ("--profile=monitoring", "--profile=evaluator")  # else `down` of Compose v2 leaves their containers
 METRICS_PORTS = {"learner": 6101, "replay": 6203, "actor": 6301, "evaluator": 6301}
-
-
 GENERATIONS = {"v1": ["docker-compose"], "v2": ["docker", "compose"]}
 
 
@@ -64,7 +62,7 @@ class Stack:
 
     # -- compose -------------------------------------------------------------------------------------------------------
 
-    def compose(self, *arguments: str, check: bool = True) -> str:
+    def compose(self, *arguments: str) -> str:
         done = subprocess.run(
             [*self._command, *arguments],
             env={**os.environ, **self.variables},
@@ -73,7 +71,7 @@ class Stack:
             stderr=subprocess.STDOUT,
             timeout=300,
         )
-        assert not check or done.returncode == 0, f"compose {' '.join(arguments)}:\n{done.stdout}\n{self.logs()}"
+        assert done.returncode == 0, f"compose {' '.join(arguments)}:\n{done.stdout}\n{self.logs()}"
         return done.stdout
 
     def up(self, *arguments: str, **scale: int) -> None:

@@ -16,7 +16,7 @@ BATCH_ITEMS = 2
 
 
 @pytest.fixture(scope="module")
-def killed(request: pytest.FixtureRequest) -> Iterator[Stack]:
+def killed() -> Iterator[Stack]:
     """A stack in which every service was killed once, two actors beside each other."""
     stack = Stack("headrace-killing", HEADRACE_CONFIG="/code/slow.yaml")
     with stack.running(actor=2):

@@ -14,7 +14,7 @@ import pytest
 from docker.models.containers import Container
 from stack import Stack, sample
 
-AWAY_S = 12.0  # longer than any peer's silence that is put up with
+AWAY_S = 12.0  # longer than a peer's silence is put up with at first
 BOUND_BYTES = 64 * 2**20  # of growth while a link is away; unbounded, it would be about 150 MiB
 SERVICES = ("actor", "replay", "learner")
 

@@ -96,7 +96,7 @@ class ItemStream:
         self._socket = sockets.connect(self._context, self._address)
         now = time.monotonic()
         self._silence = Silence(now)
-        self._heard_at = self._lost_at = self._progress_at = now
+        self._lost_at = self._progress_at = now
         self._spoke_at = now - BEAT_S
         self._farewell = False
         self._closed = False
@@ -191,7 +191,7 @@ class ItemStream:
                 self._spoke_at = now
             return
         self._send_unsent()
-        if now - max(self._heard_at, self._spoke_at) >= BEAT_S:  # items are answered only once they are stored
+        if now - max(self._silence.heard_at, self._spoke_at) >= BEAT_S:  # items are answered only once they are stored
             self._send(Beat())
             self._spoke_at = now
 
@@ -201,7 +201,7 @@ class ItemStream:
         self._socket.close()
         self._socket = sockets.connect(self._context, self._address)
         self._silence.connected_anew(now)
-        self._heard_at, self._spoke_at = now, now - BEAT_S
+        self._spoke_at = now - BEAT_S
 
     def _give_up(self, now: float) -> None:
         """The shard stayed away for too long: its items may be in it, and so go nowhere else. New ones may."""
@@ -220,8 +220,8 @@ class ItemStream:
                 frames = sockets.receive(self._socket)
                 if frames is None:
                     return
-                self._heard_at = self._lost_at = time.monotonic()
-                self._silence.heard(self._heard_at)
+                self._lost_at = time.monotonic()
+                self._silence.heard(self._lost_at)
                 self._on_message(decode(frames[0], TO_ACTOR))
             except MalformedError as error:
                 warn_every(logger, "malformed", 10, "ignored a message from replay: %s", error)
@@ -236,15 +236,15 @@ class ItemStream:
             case Ack() | Farewell():
                 settled = window.on_ack(message)
                 if settled:
-                    self._progress_at = self._heard_at
-                    self._silence.progressed(self._heard_at)
+                    self._progress_at = self._silence.heard_at
+                    self._silence.progressed(self._progress_at)
                     self._metrics.unrolls_acknowledged.inc(settled)
                     self._metrics.unrolls_held.set(window.held)
                 self._farewell = isinstance(message, Farewell)
             case Credit() if window.max_items == 0 and message.window_items > 0:
                 logger.info("replay at %s grants a window of %d items", self._address, message.window_items)
                 window.on_credit(message)
-                self._progress_at = self._heard_at
+                self._progress_at = self._silence.heard_at
             case Reset():
                 window.on_reset(message)
 
