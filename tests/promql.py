@@ -12,7 +12,8 @@ from headrace.telemetry.catalogue import ActorMetrics, EvaluatorMetrics, Learner
 from headrace.telemetry.families import Declaration
 
 SERVICES = (ActorMetrics, EvaluatorMetrics, ReplayMetrics, LearnerMetrics)
-TARGET = {"namespace", "job", "instance"}  # what scraping adds
+RUN = {"namespace", "run"}  # what tells runs apart, and all that recorded series have
+TARGET = RUN | {"job", "instance"}  # what scraping adds
 ALERTS = Declaration("ALERTS", "gauge", "", "", {"alertname": (), "alertstate": ("pending", "firing")})
 COMPARISONS = {"==", "!=", ">", "<", ">=", "<="}
 SETS = {"and", "or", "unless"}
@@ -33,7 +34,7 @@ def catalogue() -> dict[str, Declaration]:
 
 
 class Checker:
-    """Knows the catalogue and the series that recording rules make, which have the label `namespace` and no other."""
+    """Knows the catalogue and the series that recording rules make, which have the labels of RUN."""
 
     def __init__(self, recorded: set[str]) -> None:
         self._declared = catalogue()
@@ -100,7 +101,7 @@ class Checker:
         name = selector.name
         if name in self._recorded:
             declaration, part = Declaration(name, "gauge", "", "", {}), ""
-            target = {"namespace"}
+            target = RUN
         else:
             declaration, part = self._find(name)
             target = TARGET
@@ -136,4 +137,4 @@ class Checker:
 
 def names(expression: str) -> Iterator[str]:
     """Names of the series in an expression, as far as they are written out."""
-    yield from re.findall(r"\b(?:namespace:)?headrace_\w+(?::\w+)*", expression)
+    yield from re.findall(r"\b(?:namespace_run:)?headrace_\w+(?::\w+)*", expression)

@@ -26,14 +26,8 @@ def build() -> str:
         .tooltip(DashboardCursorSync.CROSSHAIR)
         .time("now-1h", "now")
         .with_variable(DatasourceVariable("datasource").label("Prometheus").type("prometheus"))
-        .with_variable(
-            QueryVariable("namespace")
-            .label("Namespace")
-            .datasource(SOURCE)
-            .query("label_values(headrace_learner_ready, namespace)")
-            .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
-            .sort(VariableSort.ALPHABETICAL_ASC)
-        )
+        .with_variable(variable("namespace", "label_values(headrace_learner_ready, namespace)"))
+        .with_variable(variable("run", 'label_values(headrace_learner_ready{namespace="$namespace"}, run)'))
     )
     identity = 1
     for title, panels in ROWS:
@@ -43,6 +37,18 @@ def build() -> str:
             dashboard = dashboard.with_panel(panel.id(identity))
         identity += 1
     return JSONEncoder(sort_keys=True, indent=2).encode(dashboard.build()) + "\n"
+
+
+def variable(name: str, query: str) -> QueryVariable:
+    """Asks for one of a label's values. One that has none, as `run` may, is empty and selects series without it."""
+    return (
+        QueryVariable(name)
+        .label(name.capitalize())
+        .datasource(SOURCE)
+        .query(query)
+        .refresh(VariableRefresh.ON_TIME_RANGE_CHANGED)
+        .sort(VariableSort.ALPHABETICAL_ASC)
+    )
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
-NAMESPACE = 'namespace="$namespace"'
+RUN = 'namespace="$namespace", run="$run"'
 
 Panel = stat.Panel | timeseries.Panel | heatmap.Panel
 P = TypeVar("P", stat.Panel, timeseries.Panel, heatmap.Panel)
@@ -28,8 +28,8 @@ Target = tuple[str, str]
 
 
 def of(name: str, matchers: str = "") -> str:
-    """The series of the namespace that is shown."""
-    return f"{name}{{{NAMESPACE}{', ' if matchers else ''}{matchers}}}"
+    """The series of the run that is shown."""
+    return f"{name}{{{RUN}{', ' if matchers else ''}{matchers}}}"
 
 
 def rate(name: str, by: str = "", matchers: str = "") -> str:

@@ -2,8 +2,8 @@
 
     python deploy/grafana/picture.py http://127.0.0.1:9090 --minutes 10 --out dashboard.png
 
-Panels, expressions and legends are those of dashboards/headrace.json; the namespace is `headrace`. An expression
-without data is named, and the exit status is 1; the picture is written all the same.
+Panels, expressions and legends are those of dashboards/headrace.json; namespace and run are `headrace`. An
+expression without data is named, and the exit status is 1; the picture is written all the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from PIL import Image
 
 DASHBOARD = Path(__file__).resolve().parent / "dashboards" / "headrace.json"
 ROWS = ("Overview", "Throughput", "Balance")
-VARIABLES = {"$namespace": "headrace", "$__rate_interval": "1m"}
+VARIABLES = {"$namespace": "headrace", "$run": "headrace", "$__rate_interval": "1m"}
 STEPS = 120
 """Points in time of a series, less one."""
 

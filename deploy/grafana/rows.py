@@ -13,38 +13,38 @@ def overview() -> list[Panel]:
     """By the recorded signals, where there is one: deploy/prometheus/rules/recording.yml."""
     checkpoint_age = f"time() - ({of('headrace_learner_checkpoint_timestamp_seconds')} > 0)"
     return [
-        number("Env steps", "Steps per second.", RATE, (of("namespace:headrace_env_steps:rate1m"), "")),
-        number("Updates", "Updates per second.", RATE, (of("namespace:headrace_updates:rate1m"), "")),
+        number("Env steps", "Steps per second.", RATE, (of("namespace_run:headrace_env_steps:rate1m"), "")),
+        number("Updates", "Updates per second.", RATE, (of("namespace_run:headrace_updates:rate1m"), "")),
         number(
             "Learner waits",
             "Share of the learner's time without a batch.",
             RATIO,
-            (of("namespace:headrace_learner_wait:ratio_rate1m"), ""),
+            (of("namespace_run:headrace_learner_wait:ratio_rate1m"), ""),
         ),
         number(
             "Samples per insert",
             "Of its target.",
             RATIO,
-            (of("namespace:headrace_samples_per_insert:ratio_to_target"), ""),
+            (of("namespace_run:headrace_samples_per_insert:ratio_to_target"), ""),
         ),
         number(
             "Policy lag, p95",
             "Updates since the weights that acted.",
             SHORT,
-            (of("namespace:headrace_policy_lag_versions:p95_rate5m"), ""),
+            (of("namespace_run:headrace_policy_lag_versions:p95_rate5m"), ""),
         ),
         number(
             "Actors",
             "Actors that are scraped, and those that are wanted.",
             SHORT,
-            (of("namespace:headrace_actors_up:count"), "up"),
+            (of("namespace_run:headrace_actors_up:count"), "up"),
             (f"max({of('headrace_learner_actors_wanted')})", "wanted"),
         ),
         number(
             "Return",
             "Mean raw return of the last episodes.",
             SHORT,
-            (of("namespace:headrace_episode_return:avg"), ""),
+            (of("namespace_run:headrace_episode_return:avg"), ""),
             decimals=1,
         ),
         number("Checkpoint", "Age of the newest checkpoint.", SECONDS, (f"min({checkpoint_age})", "")),
@@ -52,7 +52,7 @@ def overview() -> list[Panel]:
             "Return",
             "Mean raw return of the last training episodes, and of the newest greedy evaluation.",
             SHORT,
-            (of("namespace:headrace_episode_return:avg"), "training"),
+            (of("namespace_run:headrace_episode_return:avg"), "training"),
             (f"{of('headrace_learner_evaluation_return_mean')} and {evaluated()}", "evaluation"),
         ),
         graph(
@@ -121,14 +121,14 @@ def balance() -> list[Panel]:
             "Who waits for whom",
             "Shares of time: the learner without a batch, the mean actor without credit.",
             RATIO,
-            (of("namespace:headrace_learner_wait:ratio_rate1m"), "learner waits"),
-            (of("namespace:headrace_actor_blocked:ratio_rate1m"), "actors are held up"),
+            (of("namespace_run:headrace_learner_wait:ratio_rate1m"), "learner waits"),
+            (of("namespace_run:headrace_actor_blocked:ratio_rate1m"), "actors are held up"),
         ),
         graph(
             "Actors to ask for",
             "By what the number of actors should be multiplied: an autoscaler holds it at 1.",
             SHORT,
-            (of("namespace:headrace_actor_demand:ratio_rate1m"), "x actors"),
+            (of("namespace_run:headrace_actor_demand:ratio_rate1m"), "x actors"),
         ),
         graph(
             "Samples per insert",

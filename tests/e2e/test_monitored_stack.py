@@ -81,7 +81,9 @@ def test_promtool_has_nothing_to_say_about_the_metrics(watched: Stack, service: 
 
 
 def test_every_panel_of_the_dashboard_has_data(watched: Stack) -> None:
-    watched.wait("two minutes of samples", lambda: query(watched, "namespace:headrace_episode_return:avg10m"), 180, 2)
+    watched.wait(
+        "two minutes of samples", lambda: query(watched, "namespace_run:headrace_episode_return:avg10m"), 180, 2
+    )
 
     def empty() -> list[tuple[str, str]]:
         return [
@@ -98,7 +100,7 @@ def test_every_panel_of_the_dashboard_has_data(watched: Stack) -> None:
 
 def fill(expression: str) -> str:
     """The dashboard's variables as Grafana would fill them in."""
-    return expression.replace("$namespace", "headrace").replace("$__rate_interval", "1m")
+    return expression.replace("$namespace", "headrace").replace("$run", "headrace").replace("$__rate_interval", "1m")
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("alert", rule.get("record")))

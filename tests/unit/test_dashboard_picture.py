@@ -19,7 +19,7 @@ GRAFANA = Path(__file__).resolve().parents[2] / "deploy" / "grafana"
 PANELS = json.loads((GRAFANA / "dashboards" / "headrace.json").read_text())["panels"]
 BEFORE_STALENESS = PANELS[: next(at for at, panel in enumerate(PANELS) if panel["title"] == "Staleness")]
 EXPRESSIONS = {
-    target["expr"].replace("$namespace", "headrace").replace("$__rate_interval", "1m")
+    target["expr"].replace("$namespace", "headrace").replace("$run", "headrace").replace("$__rate_interval", "1m")
     for panel in BEFORE_STALENESS
     for target in panel.get("targets", ())
 }
@@ -106,7 +106,7 @@ def test_every_expression_of_the_first_rows_is_asked_for_and_drawn(
 def test_an_expression_without_data_is_named_and_the_rest_is_drawn(
     prometheus: Prometheus, draw: Callable[..., str], tmp_path: Path, values: list[str]
 ) -> None:
-    expression = 'sum(rate(headrace_learner_waiting_seconds_total{namespace="headrace"}[1m]))'
+    expression = 'sum(rate(headrace_learner_waiting_seconds_total{namespace="headrace", run="headrace"}[1m]))'
 
     def answer(query: Query) -> tuple[int, Any]:
         if query["query"] != [expression]:

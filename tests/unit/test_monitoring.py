@@ -58,6 +58,24 @@ def test_alerts_and_signals_do_what_their_cases_say(promtool: str, cases: Path) 
     run(promtool, "test", "rules", cases)
 
 
+@pytest.mark.parametrize("cases", CASE_FILES, ids=lambda path: path.stem)
+def test_they_do_the_same_for_runs_that_have_a_namespace_each_and_no_label_run(
+    promtool: str, cases: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(PROMETHEUS / "rules", tmp_path / "rules")
+    text = cases.read_text()
+    for labelled, unlabelled in (
+        (r'namespace="rl", run="(\w)"', r'namespace="\1"'),
+        (r"namespace: rl, run: (\w)", r"namespace: \1"),
+        (r"\brl/(\w)\b", r"\1/"),
+    ):
+        text = re.sub(labelled, unlabelled, text)
+    assert not re.search(r"\brl\b|\brun[=:] ", text)
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / cases.name).write_text(text)
+    run(promtool, "test", "rules", tmp_path / "tests" / cases.name)
+
+
 @pytest.mark.parametrize("name", sorted({rule["alert"] for rule in ALERTS}))
 def test_every_alert_has_cases_in_which_it_fires_not_yet_not_elsewhere_and_not_after_the_run(name: str) -> None:
     cases = [(case, rule) for case in CASES for rule in case.get("alert_rule_test", ()) if rule["alertname"] == name]
@@ -67,9 +85,9 @@ def test_every_alert_has_cases_in_which_it_fires_not_yet_not_elsewhere_and_not_a
         expected = [rule["exp_alerts"] for rule in case["alert_rule_test"]]
         assert [] in expected
         inputs = " ".join(series["series"] for series in case["input_series"])
-        assert 'namespace="b"' in inputs
-        assert 'headrace_learner_complete{namespace="c"' in inputs
-        assert not any(alert["exp_labels"]["namespace"] in "bc" for alerts in expected for alert in alerts)
+        assert 'namespace="rl", run="b"' in inputs
+        assert 'headrace_learner_complete{namespace="rl", run="c"' in inputs
+        assert not any(alert["exp_labels"]["run"] in "bc" for alerts in expected for alert in alerts)
 
 
 def test_every_recorded_signal_has_a_case_with_a_value() -> None:
@@ -78,14 +96,14 @@ def test_every_recorded_signal_has_a_case_with_a_value() -> None:
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_recorded_signal_is_made_of_metrics_that_exist_and_is_one_series_per_namespace(name: str) -> None:
-    assert CHECKER.labels(RECORDED[name]["expr"]) == {"namespace"}
+def test_a_recorded_signal_is_made_of_metrics_that_exist_and_is_one_series_per_run(name: str) -> None:
+    assert CHECKER.labels(RECORDED[name]["expr"]) == promql.RUN
 
 
 @pytest.mark.parametrize("rule", ALERTS, ids=lambda rule: rule["alert"])
 def test_an_alert_is_made_of_metrics_that_exist_and_tells_what_to_do(rule: dict[str, Any]) -> None:
     labels = CHECKER.labels(rule["expr"])
-    assert "namespace" in labels
+    assert promql.RUN <= labels
     assert "for" in rule
     assert rule["labels"]["severity"] in ("warning", "critical")
     annotations = rule["annotations"]
@@ -101,15 +119,23 @@ def test_every_runbook_is_of_an_alert() -> None:
 
 
 @pytest.mark.parametrize(("title", "target"), TARGETS, ids=[f"{title} {t['refId']}" for title, t in TARGETS])
-def test_a_panel_asks_for_metrics_of_the_namespace_and_names_labels_that_they_have(
+def test_a_panel_asks_for_metrics_of_the_run_and_names_labels_that_they_have(
     title: str, target: dict[str, Any]
 ) -> None:
     expression = target["expr"]
     labels = CHECKER.labels(expression)
     assert set(re.findall(r"{{(\w+)}}", target["legendFormat"])) <= labels
-    selectors = re.findall(r"\b(?:headrace_|process_|namespace:|ALERTS)[\w:]*({[^}]*)?", expression)
+    selectors = re.findall(r"\b(?:headrace_|process_|namespace_run:|ALERTS)[\w:]*({[^}]*)?", expression)
     assert selectors
-    assert all('namespace="$namespace"' in matchers for matchers in selectors)
+    assert all('namespace="$namespace", run="$run"' in matchers for matchers in selectors)
+
+
+def test_the_dashboard_asks_for_a_run_of_the_namespace_that_was_chosen() -> None:
+    source, namespace, run_name = DASHBOARD["templating"]["list"]
+    assert source["type"] == "datasource"
+    assert (namespace["name"], namespace["query"]) == ("namespace", "label_values(headrace_learner_ready, namespace)")
+    of_namespace = 'label_values(headrace_learner_ready{namespace="$namespace"}, run)'
+    assert (run_name["name"], run_name["query"]) == ("run", of_namespace)
 
 
 def test_the_dashboards_rows_fill_its_width_and_no_panels_overlap() -> None:
@@ -144,7 +170,7 @@ def test_an_expression_that_the_catalogue_does_not_fit_is_found(expression: str,
         CHECKER.labels(expression)
 
 
-def test_the_configuration_scrapes_every_service_at_its_port_and_tells_the_namespace() -> None:
+def test_the_configuration_scrapes_every_service_at_its_port_and_tells_the_run() -> None:
     from headrace import service_args
 
     jobs = {job["job_name"]: job for job in load(PROMETHEUS / "prometheus.yml")["scrape_configs"]}
@@ -160,4 +186,5 @@ def test_the_configuration_scrapes_every_service_at_its_port_and_tells_the_names
         (found,) = job["dns_sd_configs"]
         assert found["names"] == [service]
         assert address.endswith(f":{found['port']}")
-        assert {"target_label": "namespace", "replacement": "headrace"} in job["relabel_configs"]
+        for label in promql.RUN:
+            assert {"target_label": label, "replacement": "headrace"} in job["relabel_configs"]
