@@ -15,7 +15,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: help train test venv lint types imports proto proto-check docs docs-check dashboard dashboard-check unit e2e acceptance peers reverb format constraints clean
+.PHONY: help train test venv lint types imports proto proto-check docs docs-check dashboard dashboard-check monitoring monitoring-check checkov unit e2e kind-e2e acceptance peers reverb format constraints clean
 
 help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -23,7 +23,7 @@ help: ## list these targets
 train: venv ## train CartPole-v1 on this machine until it is solved
 	$(BIN)/headrace train cartpole $(ARGS)
 
-test: lint types imports proto-check docs-check dashboard-check unit ## everything that CI checks
+test: lint types imports proto-check docs-check dashboard-check monitoring-check unit ## everything that CI checks
 
 venv: $(INSTALLED) ## create .venv and install Headrace into it
 
@@ -64,7 +64,20 @@ dashboard: venv ## generate deploy/grafana/dashboards from dashboard.py
 dashboard-check: venv ## the generated dashboard is what dashboard.py says
 	$(BIN)/python deploy/grafana/dashboard.py --check
 
-unit: venv ## pytest, two files at a time, without acceptance tests and containers
+monitoring: venv ## copy rules and dashboard into deploy/k8s/components/monitoring
+	$(BIN)/python deploy/k8s/monitoring.py
+
+monitoring-check: venv ## Kubernetes has the rules and the dashboard of compose
+	$(BIN)/python deploy/k8s/monitoring.py --check
+
+checkov: venv $(VENV)/checkov/.installed ## the checker of manifests, in an environment of its own
+
+$(VENV)/checkov/.installed: $(INSTALLED)
+	$(BIN)/python -m venv $(VENV)/checkov
+	$(VENV)/checkov/bin/pip install --disable-pip-version-check --no-compile --quiet checkov==3.3.30
+	@touch $@
+
+unit: venv checkov ## pytest, two files at a time, without acceptance tests and containers
 	$(BIN)/pytest --numprocesses 2 --dist loadfile
 
 e2e: venv ## tests with real containers: builds the images, needs Docker, Compose and root (they cut networks)
