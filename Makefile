@@ -83,6 +83,9 @@ unit: venv checkov ## pytest, two files at a time, without acceptance tests and 
 e2e: venv ## tests with real containers: builds the images, needs Docker, Compose and root (they cut networks)
 	$(BIN)/pytest -m e2e tests/e2e $(ARGS)
 
+kind-e2e: venv ## docs/kubernetes.md on a cluster of kind's: needs Docker and kind, not part of CI
+	$(BIN)/pytest -m kind tests/kind $(ARGS)
+
 acceptance: venv ## what the project promises about whole runs: minutes, on an idle machine
 	$(BIN)/pytest -m acceptance
 
