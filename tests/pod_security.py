@@ -14,6 +14,7 @@ SYSCTLS = {
     "net.ipv4.tcp_keepalive_time", "net.ipv4.tcp_fin_timeout", "net.ipv4.tcp_keepalive_intvl",
     "net.ipv4.tcp_keepalive_probes",
 }  # fmt: skip
+PROBES = ("startupProbe", "livenessProbe", "readinessProbe")
 SECCOMP = {"RuntimeDefault", "Localhost"}
 SELINUX = {None, "", "container_t", "container_init_t", "container_kvm_t", "container_engine_t"}
 
@@ -31,6 +32,10 @@ def violations(pod: dict[str, Any]) -> Iterator[str]:
         if sysctl["name"] not in SYSCTLS:
             yield f"sysctl {sysctl['name']}"
     containers = [*pod.get("initContainers", []), *pod["containers"], *pod.get("ephemeralContainers", [])]
+    if context.get("runAsUser") == 0:
+        yield "runAsUser of all"
+    if context.get("seccompProfile", {}).get("type", "RuntimeDefault") not in SECCOMP:
+        yield "seccompProfile of all"
     for container in containers:
         own = container.get("securityContext", {})
         if own.get("privileged"):
@@ -44,7 +49,7 @@ def violations(pod: dict[str, Any]) -> Iterator[str]:
             yield "capabilities that are added"
         if own.get("runAsNonRoot", context.get("runAsNonRoot")) is not True:
             yield "runAsNonRoot"
-        if own.get("runAsUser", context.get("runAsUser")) == 0:
+        if own.get("runAsUser") == 0:
             yield "runAsUser"
         if own.get("seccompProfile", context.get("seccompProfile", {})).get("type") not in SECCOMP:
             yield "seccompProfile"
@@ -52,9 +57,9 @@ def violations(pod: dict[str, Any]) -> Iterator[str]:
             yield "procMount"
         if any(port.get("hostPort") for port in container.get("ports", [])):
             yield "hostPort"
-        for hook in ("postStart", "preStop"):
-            if container.get("lifecycle", {}).get(hook, {}).get("httpGet", {}).get("host"):
-                yield "host of a hook"
+        asked = [*container.get("lifecycle", {}).values(), *(container.get(probe, {}) for probe in PROBES)]
+        if any(each.get(how, {}).get("host") for each in asked for how in ("httpGet", "tcpSocket")):
+            yield "host"
     for each in (context, *(container.get("securityContext", {}) for container in containers)):
         options = each.get("seLinuxOptions", {})
         if options.get("type") not in SELINUX or options.get("user") or options.get("role"):

@@ -40,7 +40,7 @@ class Manifests:
         """One line for everything that hangs in the air; none if all is well."""
         checks = (
             self._names, self._selectors, self._services, self._pods, self._addresses, self._budgets, self._policies,
-            self._flows, self._scalers, self._monitors,
+            self._flows, self._dns, self._scalers, self._monitors,
         )  # fmt: skip
         return [fault for check in checks for fault in check()]
 
@@ -67,6 +67,8 @@ class Manifests:
             if len(means) != 1:
                 yield f"{title(service)}: its selector means {[title(each) for each in means]}"
                 continue
+            if service["spec"].get("clusterIP") == "None" and not service["spec"].get("publishNotReadyAddresses"):
+                yield f"{title(service)}: a pod that is not ready yet, or for a moment, has no name"
             ports = {port["name"] for port in ports_of(means[0])}
             for port in service["spec"]["ports"]:
                 if port["targetPort"] not in ports:
@@ -162,14 +164,27 @@ class Manifests:
         for flow in self.flows("egress") ^ self.flows("ingress"):
             yield f"{' to '.join(map(str, flow))} is let out and not in, or in and not out"
 
+    def _dns(self) -> Iterator[str]:
+        """Names are asked for at addresses that differ from cluster to cluster: port 53 is open to all of them."""
+        asked = [
+            self.pods(policy["spec"]["podSelector"])
+            for policy in self.of("NetworkPolicy")
+            for rule in policy["spec"].get("egress", [])
+            if "to" not in rule
+            and {(port["protocol"], port["port"]) for port in rule["ports"]} == {("UDP", 53), ("TCP", 53)}
+        ]
+        for workload in self.of(*WORKLOADS):
+            if not any(workload in means for means in asked):
+                yield f"{title(workload)}: may not ask for names"
+
     def flows(self, direction: str) -> set[tuple[str, str, int]]:
         """(from, to, port) of workloads, as the policies of one direction have them."""
         found = set()
         for policy in self.of("NetworkPolicy"):
             for rule in policy["spec"].get(direction, []):
-                for peer in rule["from" if direction == "ingress" else "to"]:
-                    if "podSelector" not in peer or "namespaceSelector" in peer:
-                        continue
+                for peer in rule.get("from" if direction == "ingress" else "to", []):
+                    if set(peer) != {"podSelector"}:
+                        continue  # somebody from elsewhere: _dns, _monitors
                     for here in self.pods(policy["spec"]["podSelector"]):
                         for there in self.pods(peer["podSelector"]):
                             source, target = (there, here) if direction == "ingress" else (here, there)
@@ -200,6 +215,21 @@ class Manifests:
                 for workload in means:
                     if number_of(workload, endpoint["port"]) is None:
                         yield f"{title(monitor)}: {title(workload)} has no port {endpoint['port']}"
+                    elif workload not in self._open_to_others(endpoint["port"]):
+                        yield f"{title(monitor)}: Prometheus may not ask {title(workload)}"
+            if "run" not in monitor["spec"].get("podTargetLabels", []):
+                yield f"{title(monitor)}: series do not tell their run"
+
+    def _open_to_others(self, port: str) -> list[Resource]:
+        """The workloads that pods of some other namespace may reach at a port."""
+        return [
+            workload
+            for policy in self.of("NetworkPolicy")
+            for rule in policy["spec"].get("ingress", [])
+            if any("namespaceSelector" in peer for peer in rule["from"])
+            and port in [each["port"] for each in rule["ports"]]
+            for workload in self.pods(policy["spec"]["podSelector"])
+        ]
 
 
 def title(resource: Resource) -> str:

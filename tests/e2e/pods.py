@@ -56,6 +56,7 @@ class Pod:
         self.metrics_port = next(p["containerPort"] for p in self.container["ports"] if p["name"] == "metrics")
         subdomain = workload["spec"].get("serviceName")
         self.aliases = [] if subdomain is None else [subdomain, f"{self.name}.{subdomain}"]  # of a headless service
+        self.claims = [each["metadata"]["name"] for each in workload["spec"].get("volumeClaimTemplates", [])]
         self.config_maps = config_maps
         self.manifest = self._played(workload, template)
 
@@ -69,11 +70,10 @@ class Pod:
         for variable in container["env"]:
             if "value" in variable:
                 variable["value"] = expanded[variable["name"]]
-        for claim in workload["spec"].get("volumeClaimTemplates", []):
-            name = claim["metadata"]["name"]
-            spec["volumes"].append({"name": name, "persistentVolumeClaim": {"claimName": f"claim-{name}-{self.name}"}})
+        for claim in self.claims:
+            spec["volumes"].append({"name": claim, "persistentVolumeClaim": {"claimName": f"{claim}-{self.name}"}})
         for volume in [*spec["volumes"], *container["volumeMounts"]]:
-            volume["name"] += f"-{self.name}"  # or pods share what has the same name
+            volume["name"] += f"-of-{self.name}"  # or pods share what has the same name
         metadata = {"name": self.name, "labels": template["metadata"]["labels"]}
         return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": {**spec, "hostname": self.name}}
 
@@ -103,6 +103,8 @@ class Pod:
         return f"--- {self.name}\n" + "\n".join((done.stdout + done.stderr).splitlines()[-40:])
 
     def play(self, network: str, folder: Path) -> None:
+        for claim in self.claims:
+            self._make_volume(f"{claim}-{self.name}")
         path = folder / f"{self.name}.yaml"
         path.write_text(yaml.safe_dump_all([*self.config_maps, self.manifest]))
         options = ",".join(f"alias={alias}" for alias in self.aliases)
@@ -112,6 +114,18 @@ class Pod:
         for mount in json.loads(podman("inspect", self.id))[0]["Mounts"]:
             if mount["Destination"] in places:  # a kubelet makes them so that everybody may write there
                 Path(mount["Source"]).chmod(0o777)
+
+    def _make_volume(self, name: str) -> None:
+        """As a disk comes in a cluster: root's, with lost+found in it, and opened to the group of `fsGroup` alone."""
+        podman("volume", "create", name)
+        image = f"localhost/{self.container['image']}"
+        # Podman gives a volume to the user of the first container that has it: one of root's.
+        podman("run", "--rm", "--user=0", "--network=none", f"--volume={name}:/x", "--entrypoint=true", image)
+        place = Path(podman("volume", "inspect", "--format={{.Mountpoint}}", name).strip())
+        (place / "lost+found").mkdir(mode=0o700)
+        if (group := self.spec["securityContext"].get("fsGroup")) is not None:
+            os.chown(place, 0, group)
+            place.chmod(0o2775)
 
     def remove(self) -> None:
         inspected = subprocess.run(["podman", "inspect", self.id], capture_output=True, text=True)

@@ -8,11 +8,13 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from kustomize import KUBECTL, MANIFESTS, ROOT
+from kustomize import KUBECTL, MANIFESTS, ROOT, Run
 
 CLUSTER = "headrace-e2e"
+OVERLAY = MANIFESTS / "overlays" / "cpu-dev"
 SERVICES = ("replay", "learner", "actor")
 
 pytestmark = [pytest.mark.kind, pytest.mark.timeout(1800)]
@@ -60,9 +62,8 @@ def cluster() -> Iterator[None]:
             run("docker", "build", f"--file=services/{service}/Dockerfile", f"--tag={image}", ".")
             run("kind", "load", "docker-image", image, f"--name={CLUSTER}")
         kubectl("apply", f"--kustomize={MANIFESTS / 'cluster'}")
-        kubectl("apply", f"--kustomize={MANIFESTS / 'overlays' / 'cpu-dev'}")
-        for workload in ("statefulset/replay", "statefulset/learner", "deployment/actor"):
-            kubectl("rollout", "status", workload, "--timeout=300s")
+        kubectl("apply", f"--kustomize={OVERLAY}")
+        kubectl("rollout", "status", "deployment/actor", "--timeout=300s")
         yield
     finally:
         run("kind", "delete", "cluster", f"--name={CLUSTER}")
@@ -92,8 +93,48 @@ def test_no_container_was_restarted(cluster: None) -> None:
     assert {status["restartCount"] for pod in pods for status in pod["status"]["containerStatuses"]} == {0}
 
 
-def test_an_api_server_takes_all_of_it(cluster: None) -> None:
-    kubectl("apply", "--dry-run=server", f"--kustomize={MANIFESTS / 'overlays' / 'gpu'}")
+def test_a_run_that_is_deleted_and_applied_again_resumes(cluster: None) -> None:
+    epoch = metric("epoch")
+    kubectl("delete", f"--kustomize={OVERLAY}")
+    kubectl("wait", "--for=delete", "pod/learner-0", "--timeout=200s")
+    kubectl("apply", f"--kustomize={OVERLAY}")
+    kubectl("rollout", "status", "deployment/actor", "--timeout=300s")
+    assert metric("epoch") == epoch + 1
+
+
+@pytest.mark.parametrize("components", [(), ("autoscaling-hpa",), ("code",)], ids=str)
+def test_an_api_server_takes_another_run(cluster: None, components: tuple[str, ...], tmp_path: Path) -> None:
+    kustomization = Run("gpu", components, name="other").kustomization(tmp_path)
+    (tmp_path / "kustomization.yaml").write_text(json.dumps(kustomization))
+    kubectl("apply", "--dry-run=server", f"--kustomize={tmp_path}")
+
+
+@pytest.mark.parametrize(("of_the_run", "reaches"), [(True, True), (False, False)])
+def test_only_actors_reach_replay(cluster: None, of_the_run: bool, reaches: bool) -> None:
+    """A pod made like an actor's tries to connect, with an actor's labels and without."""
+    template = json.loads(kubectl("get", "deployment/actor", "--output=json"))["spec"]["template"]
+    (container,) = template["spec"]["containers"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        del container[probe]
+    container["command"] = ["python", "-c", "import socket; socket.create_connection(('replay-0.replay', 6201), 10)"]
+    name = f"stranger-{int(of_the_run)}"
+    labels = template["metadata"]["labels"] if of_the_run else {"app": "stranger"}
+    pod = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {**template["spec"], "restartPolicy": "Never"},
+    }
+    kubectl("apply", "--filename=-", given=json.dumps(pod))
+    try:
+        wait("its end", lambda: phase(name) in ("Succeeded", "Failed"))
+        assert (phase(name) == "Succeeded") == reaches
+    finally:
+        kubectl("delete", "pod", name)
+
+
+def phase(pod: str) -> str:
+    return kubectl("get", "pod", pod, "--output=jsonpath={.status.phase}")
 
 
 def test_the_namespace_refuses_pods_that_may_more(cluster: None) -> None:

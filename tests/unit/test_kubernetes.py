@@ -6,6 +6,7 @@ import copy
 import functools
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -115,7 +116,7 @@ def identities(resources: list[Resource]) -> set[tuple[str, str, str]]:
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        pytest.param(Run(components=("monitoring",), namespace="a"), Run(components=("monitoring",), namespace="b"),
+        pytest.param(Run(components=("monitoring",), namespace="a"), Run(components=("scraping",), namespace="b"),
                      id="a namespace each"),
         pytest.param(Run("gpu", ("monitoring", "autoscaling-hpa"), name="pong"),
                      Run("gpu", ("scraping", "autoscaling-hpa", "code"), name="breakout"), id="a suffix each"),
@@ -127,7 +128,11 @@ def test_two_runs_share_no_name_no_selector_and_no_volume(
     first: Run, second: Run, folder: Path, cluster: list[Resource]
 ) -> None:
     one, other = render(first, folder), render(second, folder)
+    for resources in (one, other):
+        assert Manifests(resources, cluster).faults() == []
     assert not identities(one) & identities(other)
+    assert claims(one)
+    assert not claims(one) & claims(other)
     assert not [each for each in one + other if each["kind"] in CLUSTER_SCOPED]
     if first.namespace != second.namespace:
         return  # no selector reaches beyond its namespace
@@ -142,6 +147,16 @@ def test_two_runs_share_no_name_no_selector_and_no_volume(
         assert own.flows("ingress") <= both.flows("ingress")
     assert both.flows("ingress") == Manifests(one).flows("ingress") | Manifests(other).flows("ingress")
     assert both.flows("egress") == both.flows("ingress")
+
+
+def claims(resources: list[Resource]) -> set[tuple[str, str]]:
+    """(namespace, name) of the volumes that the pods of StatefulSets ask for."""
+    return {
+        (each["metadata"]["namespace"], f"{template['metadata']['name']}-{each['metadata']['name']}-{index}")
+        for each in Manifests(resources).of("StatefulSet")
+        for template in each["spec"].get("volumeClaimTemplates", [])
+        for index in range(each["spec"]["replicas"])
+    }
 
 
 SELECTORS = {
@@ -182,6 +197,56 @@ def test_pods_are_told_what_their_services_understand(folder: Path, tmp_path: Pa
         assert args.config.actor.count == named(resources, "Deployment", "actor")["spec"]["replicas"]
         assert str(parse_actor([], {**actor, "HEADRACE_METRICS_BIND": "0.0.0.0:1"}).learner) == "learner-x:6100"
         assert parse_replay([], {**replay, **listens}).log_format == "json"
+
+
+def test_autoscalers_ask_for_the_signal_that_is_recorded(folder: Path) -> None:
+    """The same series in rules, adapter and KEDA; the same name in adapter and HPA; 1 is what it is to come to."""
+    resources = render(Run("gpu", ("monitoring", "autoscaling-hpa")), folder)
+    recorded = [
+        rule["record"]
+        for group in named(resources, "PrometheusRule", "headrace")["spec"]["groups"]
+        for rule in group["rules"]
+        if "actor_demand" in rule.get("record", "")
+    ]
+    (adapter,) = yaml.safe_load((MANIFESTS / "components/autoscaling-hpa/adapter-rule.yaml").read_text())[
+        "externalRules"
+    ]
+    (metric,) = named(resources, "HorizontalPodAutoscaler", "actor")["spec"]["metrics"]
+    (trigger,) = named(render(EVERYTHING, folder), "ScaledObject", "actor")["spec"]["triggers"]
+    query = trigger["metadata"]["query"]
+    assert [adapter["seriesQuery"].partition("{")[0]] == recorded
+    assert query == f'max({recorded[0]}{{namespace="headrace", run="pong"}})'
+    assert adapter["name"]["as"] == metric["external"]["metric"]["name"]
+    assert set(re.findall(r'LabelValuesByName "(\w+)"', adapter["metricsQuery"])) == {"namespace", "run"}
+    assert metric["external"]["metric"]["selector"]["matchLabels"].keys() >= {"run"}
+    assert metric["external"]["target"] == {"type": "Value", "value": "1"}
+    assert (trigger["metricType"], trigger["metadata"]["threshold"]) == ("Value", "1")
+    assert trigger["metadata"]["ignoreNullValues"] == "false"
+
+
+def test_what_was_decided_stands_in_the_manifests(folder: Path) -> None:
+    resources = render(EVERYTHING, folder)
+    learner, replay = (named(resources, "StatefulSet", name)["spec"] for name in ("learner", "replay"))
+    actor = named(resources, "Deployment", "actor")["spec"]
+    pods = {
+        name: each["template"]["spec"] for name, each in (("learner", learner), ("replay", replay), ("actor", actor))
+    }
+    graces = {name: pod["terminationGracePeriodSeconds"] for name, pod in pods.items()}
+    assert graces == {"actor": 25, "replay": 120, "learner": 180}
+    assert learner["persistentVolumeClaimRetentionPolicy"] == {"whenDeleted": "Retain", "whenScaled": "Retain"}
+    assert learner["podManagementPolicy"] == replay["podManagementPolicy"] == "Parallel"
+    assert pods["learner"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pods["learner"]["tolerations"]
+    (term,) = pods["actor"]["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert {each["operator"] for each in term["matchExpressions"]} == {"DoesNotExist"}
+    assert "nvidia.com/gpu.present" in {each["key"] for each in term["matchExpressions"]}
+    assert {each["key"] for each in pods["actor"]["tolerations"]} >= {"cloud.google.com/gke-spot"}
+    assert named(resources, "ConfigMap", "dashboard")["metadata"]["labels"]["grafana_dashboard"] == "1"
+    values = {each["metadata"]["name"]: each["value"] for each in kustomize(MANIFESTS / "cluster") if "value" in each}
+    assert values[pods["actor"]["priorityClassName"]] < values[pods["learner"]["priorityClassName"]]
+    assert pods["learner"]["priorityClassName"] == pods["replay"]["priorityClassName"]
 
 
 @pytest.mark.parametrize("overlay", ["cpu-dev", "gpu"])
@@ -270,6 +335,10 @@ BROKEN: dict[str, Callable[[dict[str, Resource]], object]] = {
     "an autoscaler's target": lambda r: r["HorizontalPodAutoscaler/actor"]["spec"]["scaleTargetRef"].update(name="x"),
     "replicas beside an autoscaler": lambda r: r["Deployment/actor"]["spec"].update(replicas=3),
     "a monitor's pods": lambda r: r["PodMonitor/run"]["spec"]["selector"]["matchLabels"].update(run="x"),
+    "a monitor that does not tell the run": lambda r: r["PodMonitor/run"]["spec"].pop("podTargetLabels"),
+    "a monitor that is not let in": lambda r: r["NetworkPolicy/scraping"]["spec"]["ingress"].clear(),
+    "a name that cannot be asked for": lambda r: r["NetworkPolicy/dns"]["spec"]["egress"].clear(),
+    "a name of those who are not ready": lambda r: r["Service/learner"]["spec"].pop("publishNotReadyAddresses"),
     "a monitor's port": lambda r: r["PodMonitor/run"]["spec"]["podMetricsEndpoints"][0].update(port="x"),
 }  # fmt: skip
 
@@ -309,7 +378,13 @@ INSECURE: dict[str, Callable[[Resource], object]] = {
     ),
     "runAsNonRoot": lambda p: p["securityContext"].pop("runAsNonRoot"),
     "runAsUser": lambda p: p["containers"][0]["securityContext"].update(runAsUser=0),
-    "seccompProfile": lambda p: p["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+    "runAsUser of all": lambda p: p["securityContext"].update(runAsUser=0),
+    "seccompProfile": lambda p: p["securityContext"].pop("seccompProfile"),
+    "seccompProfile of all": lambda p: (
+        p["containers"][0]["securityContext"].update(seccompProfile={"type": "RuntimeDefault"}),
+        p["securityContext"].update(seccompProfile={"type": "Unconfined"}),
+    ),
+    "host": lambda p: p["containers"][0]["livenessProbe"]["httpGet"].update(host="127.0.0.1"),
     "hostPort": lambda p: p["containers"][0]["ports"][0].update(hostPort=80),
     "procMount": lambda p: p["containers"][0]["securityContext"].update(procMount="Unmasked"),
     "seLinuxOptions": lambda p: p["securityContext"].update(seLinuxOptions={"user": "root"}),
