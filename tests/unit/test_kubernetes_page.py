@@ -41,21 +41,28 @@ def test_the_page_keeps_what_it_promises(tmp_path: Path) -> None:
     runs = {name: rendered(name, tmp_path / name) for name in SHOWN}
     settings = named(runs["pong"].resources, "ConfigMap", "settings")["data"]
     actor = named(runs["pong"].resources, "Deployment", "actor")["spec"]
-    assert settings["HEADRACE_CONFIG"] == "breakout"
+    assert settings["HEADRACE_CONFIG"] == "pong"
     assert int(settings["HEADRACE_CONFIG__ACTOR__COUNT"]) == actor["replicas"] == 32
     assert actor["template"]["spec"]["containers"][0]["image"] == "registry.example/rl/headrace-actor:0.1.0"
     learner = named(runs["sharded"].resources, "StatefulSet", "learner")
-    assert environment(learner)["HEADRACE_REPLAY"] == "replay-0.replay:6200,replay-1.replay:6200"
-    assert named(runs["second"].resources, "Deployment", "actor-second")
+    addresses = "replay-sharded-0.replay-sharded:6200,replay-sharded-1.replay-sharded:6200"
+    assert environment(learner)["HEADRACE_REPLAY"] == addresses
+    names = {name: {each["metadata"]["name"] for each in runs[name].of("Deployment", "StatefulSet")} for name in SHOWN}
+    assert names.pop("second") == {"actor", "learner", "replay"}
+    assert names == {name: {f"{each}-{name}" for each in ("actor", "learner", "replay")} for name in names}
     (code,) = [each for each in runs["mine"].of("ConfigMap") if each["metadata"]["name"].startswith("code-")]
     assert set(code["data"]) == {"my.yaml", "my_env.py"}
 
 
 def test_the_page_names_the_flows_that_are_let_through(tmp_path: Path) -> None:
-    names = {"actor": "Deployment/actor", "learner": "StatefulSet/learner", "replay": "StatefulSet/replay"}
+    names = {
+        "actor": "Deployment/actor",
+        "learner": "StatefulSet/learner",
+        "replay": "StatefulSet/replay",
+    }  # of `second`
     told = {
         (names[source], names[target], int(port))
         for source, target, ports in re.findall(r"(\w+) →\s+(\w+) \(([\d, ]+)\)", PAGE)
         for port in ports.split(",")
     }
-    assert told == rendered("pong", tmp_path).flows("egress")
+    assert told == rendered("second", tmp_path).flows("egress")
