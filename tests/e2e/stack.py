@@ -79,7 +79,13 @@ class Stack:
         self.compose("up", "--detach", "--no-build", *scales, *arguments)
 
     def down(self) -> None:
-        self.compose(*PROFILES, "down", "--volumes", "--remove-orphans", "--timeout=5")
+        try:
+            self.compose(*PROFILES, "down", "--volumes", "--remove-orphans", "--timeout=5")
+        except AssertionError as error:
+            # Docker 20.10 miscounts who is in a network when many containers of it come and go at once, and keeps an
+            # empty one until the daemon is started anew. The next `up` takes it as it is.
+            if "has active endpoints" not in str(error) or self.containers(all=True):
+                raise
 
     @contextmanager
     def running(self, *arguments: str, **scale: int) -> Iterator[Stack]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import tarfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from draining import drained
 from ledgers import assert_identities_hold
 from stack import Stack
 
@@ -68,16 +67,6 @@ def test_replay_that_comes_back_at_another_address_is_found(killed: Stack) -> No
 
 
 def test_the_ledger_of_all_that_adds_up(killed: Stack, tmp_path: Path) -> None:
-    for actor in killed.containers("actor"):
-        actor.stop()
-    killed.wait("no actor left", lambda: killed.metric("learner", "actors") == 0)
-    killed.wait("an empty table", lambda: killed.metric("replay", "items") < BATCH_ITEMS)
-    time.sleep(1)  # the learner's last look at replay's numbers
-    learner = killed.container("learner")
-    learner.stop()
-    archive, _ = learner.get_archive("/runs/run.json")
-    (tmp_path / "summary.tar").write_bytes(b"".join(archive))
-    with tarfile.open(tmp_path / "summary.tar") as tar:
-        summary = json.load(tar.extractfile("run.json"))
+    summary = drained(killed, BATCH_ITEMS, tmp_path)
     assert_identities_hold(summary["ledger"])
     assert summary["outcome"] == "stopped"

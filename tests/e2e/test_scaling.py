@@ -2,42 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import threading
 import time
 
 import pytest
+from leases import lease_of
 from stack import Stack
+from watching import Watch
 
 STEPS_S = 100.0  # of one actor, an environment step of 10 ms after the other
 BATCH_STEPS = 40
 MEASURED_S = 12.0
-
-
-class Watch(threading.Thread):
-    """Looks at the learner all the time: `gap` is the longest time between two updates so far, in seconds."""
-
-    def __init__(self, stack: Stack) -> None:
-        super().__init__(daemon=True)
-        self._stack = stack
-        self._done = threading.Event()
-        self.gap = 0.0
-
-    def run(self) -> None:
-        updates, updated_at = self._stack.metric("learner", "updates_total"), time.monotonic()
-        while not self._done.wait(0.1):
-            seen, now = self._stack.metric("learner", "updates_total"), time.monotonic()
-            self.gap = max(self.gap, now - updated_at)
-            if seen > updates:
-                updates, updated_at = seen, now
-
-    def __enter__(self) -> Watch:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self.join()
 
 
 def rate(stack: Stack) -> float:
@@ -63,11 +37,5 @@ def test_leases_of_actors_that_left_are_used_again(slow: Stack) -> None:
     for actors in (6, 2, 6):
         slow.up(actor=actors)
         slow.wait(f"{actors} leases", lambda n=actors: slow.metric("learner", "actors") == n, limit_s=90)
-    leases = sorted(lease_of(container.logs().decode()) for container in slow.containers("actor"))
+    leases = sorted(lease_of(container) for container in slow.containers("actor"))
     assert leases == list(range(6))
-
-
-def lease_of(log: str) -> int:
-    """The lease that an actor says it has."""
-    told = [json.loads(line)["fields"] for line in log.splitlines()]
-    return [int(fields["lease"]) for fields in told if "lease" in fields][-1]

@@ -12,7 +12,7 @@ from headrace.config import StopConfig
 from headrace.telemetry.catalogue import LearnerMetrics
 from headrace_learner import roster as roster_module
 from headrace_learner.ledgers import ActorLedger
-from headrace_learner.roster import EnvFaults, Roster
+from headrace_learner.roster import CUT_OFF_S, EnvFaults, Roster
 
 A, B, C = (bytes([number]) * 16 for number in range(3))
 
@@ -85,6 +85,45 @@ def test_a_lease_expires_without_reports_and_joining_or_reporting_keeps_it() -> 
     assert world.value("leases_expired_total") == 1
     assert not world.report(C, 1)  # it should join again
     assert world.lease(bytes(15) + b"d") == 2
+
+
+def test_who_joins_takes_over_the_lease_of_an_actor_whose_stream_ended_and_that_said_nothing_since() -> None:
+    world = World()
+    for actor in (A, B):
+        world.lease(actor)
+        world.roster.subscribed(actor)
+    world.report(A, 1, steps=50, made=5, acknowledged=3, held=2)
+    world.roster.unsubscribed(A)
+    world.now += CUT_OFF_S
+    assert world.lease(C) == 2  # it may have been an interruption
+    world.now += 0.1
+    assert world.lease(bytes(15) + b"d") == 0
+    assert world.value("actors") == 3
+    assert world.value("leases_expired_total") == 1
+    assert world.roster.ledger() == ActorLedger(made=5, acknowledged=3, unknown=2)
+    assert not world.report(A, 2, steps=60)  # it lives after all: it is to join again
+    assert world.lease(A, wanted=0) == 3
+
+
+@pytest.mark.parametrize("sign", ["subscribes again", "has another stream", "reports", "joins"])
+def test_an_actor_that_gives_a_sign_of_life_after_its_stream_ended_keeps_its_lease(sign: str) -> None:
+    world = World()
+    world.lease(A)
+    world.roster.subscribed(A)
+    if sign == "has another stream":
+        world.roster.subscribed(A)
+    world.now += 1
+    world.roster.unsubscribed(A)
+    world.now += 0.5
+    if sign == "subscribes again":
+        world.roster.subscribed(A)
+    elif sign == "reports":
+        world.report(A, 1)
+    elif sign == "joins":
+        world.lease(A)
+    world.now += 5
+    assert world.lease(B) == 1
+    assert world.report(A, 2)
 
 
 def test_every_holder_of_a_lease_has_an_incarnation_of_its_own_over_restarts_of_actors_and_learner() -> None:

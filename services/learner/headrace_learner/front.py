@@ -143,8 +143,12 @@ class LearnerFront(learner_pb2_grpc.LearnerServicer):
         self, request: learner_pb2.WeightsRequest, context: Context
     ) -> AsyncIterator[learner_pb2.WeightsChunk]:
         await self._check_run(request.run, context)
-        async for chunk in self._publisher.stream(pack_version(request.epoch, request.version), pin=request.pin):
-            yield chunk
+        self._roster.subscribed(request.actor)
+        try:
+            async for chunk in self._publisher.stream(pack_version(request.epoch, request.version), pin=request.pin):
+                yield chunk
+        finally:
+            self._roster.unsubscribed(request.actor)
 
     async def Report(self, request: learner_pb2.ReportRequest, context: Context) -> learner_pb2.ReportReply:
         await self._check_run(request.run, context)

@@ -15,6 +15,7 @@ from headrace_learner.ledgers import ActorLedger
 
 _INCARNATIONS_PER_EPOCH = 1 << 16
 MAX_REMEMBERED = 4096  # actors that left or were lost, so that one that comes back is not counted twice
+CUT_OFF_S = 1.0  # an actor that lives subscribes again, or reports, sooner than this
 
 
 @dataclass(frozen=True)
@@ -37,12 +38,15 @@ class Member:
     ledger: ActorLedger = field(default_factory=ActorLedger)
     faults: EnvFaults = EnvFaults()
     described: bool = False  # its environment is the run's
+    cut_off_at: float | None = None  # when its stream of weights ended; None: it has one, or had none yet
 
 
 class Roster:
     """Who takes part. Thread-safe; never waits.
 
     A lease is the lowest free index, kept by reporting. It is advice: an actor whose lease expired is welcome back.
+    Whoever joins may have the lease of an actor whose stream of weights ended and that was not heard of since: so those
+    that replace killed actors at once take over their leases.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class Roster:
         self._departed = ActorLedger()
         self._departed_ids: deque[bytes] = deque(maxlen=MAX_REMEMBERED)
         self._departed_steps = 0
+        self._streams: Counter[bytes] = Counter()  # of weights, by actor
         self._lost: OrderedDict[bytes, Member] = OrderedDict()  # lease expired; they may come back
         self._returns: deque[float] = deque(maxlen=stop.episodes)
         self.episodes = 0
@@ -77,18 +82,37 @@ class Roster:
             self._expire(now)
             member = self._members.get(actor)
             if member is None:
-                taken = {other.lease for other in self._members.values()}
+                taken = {other.lease for other in self._members.values() if not _is_gone(other, now)}
                 lease = wanted if wanted is not None and wanted not in taken else None
                 if lease is None:
                     lease = next(index for index in range(len(taken) + 1) if index not in taken)
+                for holder in [a for a, other in self._members.items() if other.lease == lease]:
+                    self._lose(holder)
                 self._incarnations[lease] += 1
                 incarnation = self._epoch * _INCARNATIONS_PER_EPOCH + self._incarnations[lease]
                 member = self._lost.pop(actor, None) or Member(lease, incarnation, now)
-                member.lease = lease
+                member.lease, member.cut_off_at = lease, None
                 self._members[actor] = member
             member.heard_at = now
             self._metrics.actors.set(len(self._members))
             return member
+
+    def subscribed(self, actor: bytes) -> None:
+        """A stream of weights to the actor has begun."""
+        with self._lock:
+            self._streams[actor] += 1
+            if (member := self._members.get(actor)) is not None:
+                member.cut_off_at = None
+
+    def unsubscribed(self, actor: bytes) -> None:
+        """A stream of weights to the actor has ended: the process may have, too."""
+        with self._lock:
+            self._streams[actor] -= 1
+            if self._streams[actor] > 0:
+                return
+            del self._streams[actor]
+            if (member := self._members.get(actor)) is not None:
+                member.cut_off_at = self._clock()
 
     def described(self, actor: bytes) -> None:
         """The actor's environment is the run's: from now on its statistics count."""
@@ -223,16 +247,25 @@ class Roster:
 
     def _expire(self, now: float) -> None:
         for actor in [a for a, member in self._members.items() if now - member.heard_at > self._lease_s]:
-            self._lost[actor] = self._members.pop(actor)
-            self._metrics.leases_expired.inc()
-            if len(self._lost) > MAX_REMEMBERED:
-                _, member = self._lost.popitem(last=False)
-                self._depart(member.env_steps, _lost(member.ledger))
+            self._lose(actor)
         self._metrics.actors.set(len(self._members))
+
+    def _lose(self, actor: bytes) -> None:
+        self._lost[actor] = self._members.pop(actor)
+        self._metrics.leases_expired.inc()
+        if len(self._lost) > MAX_REMEMBERED:
+            _, member = self._lost.popitem(last=False)
+            self._depart(member.env_steps, _lost(member.ledger))
 
     def _depart(self, env_steps: int, ledger: ActorLedger) -> None:
         self._departed_steps += env_steps
         self._departed.add(ledger)
+
+
+def _is_gone(member: Member, now: float) -> bool:
+    """Cut off for a while, and not heard of since."""
+    cut_off_at = member.cut_off_at
+    return cut_off_at is not None and member.heard_at <= cut_off_at < now - CUT_OFF_S
 
 
 def _lost(ledger: ActorLedger) -> ActorLedger:
