@@ -51,6 +51,15 @@ class LayoutEnv(gymnasium.Env[Any, int]):
         return self._shown, 1.0, self._step == 3, False, {}
 
 
+class LateEnv(LayoutEnv):
+    """Cannot be made before a file, `gate`, exists: it waits for it."""
+
+    def __init__(self, gate: str) -> None:
+        while not Path(gate).exists():
+            time.sleep(0.01)
+        super().__init__("read-only")
+
+
 class FailingEnv(gymnasium.Env[Any, int]):
     """Fails at its fifth step: it raises there, raises in the reset after it, or takes its process down.
 

@@ -1,13 +1,14 @@
 """What a kubelet makes of a container's probes: when it is started and ready, and when it would be killed.
 
 As in Kubernetes (pkg/kubelet/prober): each probe is asked at ticks of its own, one period apart since the container
-began; the startup probe holds the others back until it succeeds; a verdict changes after so many equal results in a row;
-no answer within the timeout is a failure; 200 to 399 is a success. Redirects are taken as they are. Nothing is killed in
-fact, and after the verdict nothing is asked any more.
+began; the startup probe holds the others back until it succeeds; a verdict changes after so many equal results in a
+row; no answer within the timeout is a failure; 200 to 399 is a success. Redirects are not followed. Nothing is killed
+in fact, and after the verdict nothing is asked any more.
 """
 
 from __future__ import annotations
 
+import heapq
 import http.client
 import threading
 import time
@@ -109,31 +110,34 @@ class Container:
             self.started = True
 
 
-def foretold(probes: Probes, answer: Callable[[str, float], bool | None], until_s: float) -> Container:
-    """The container as it is at `until_s`, without waiting.
+@dataclass(frozen=True)
+class Answer:
+    """What a service would answer, after so many seconds."""
 
-    answer: whether a request for this path, so long after the container began, succeeds at once; None: it times out.
-    Probes that are asked at the same moment are so in the order of KINDS.
+    success: bool
+    after_s: float = 0.0
+
+
+def foretold(probes: Probes, answer: Callable[[str, float], Answer], until_s: float) -> Container:
+    """The container as it will be at `until_s`, without waiting.
+
+    answer: to a request for this path, so long after the container began.
     """
     container = Container(probes)
-    results: list[tuple[float, int, str, bool]] = []
-    due = dict.fromkeys(probes, 0.0)
-    while True:
-        kind = min(due, key=lambda each: (due[each], KINDS.index(each)))
-        now = due[kind]
-        while results and min(results)[0] <= min(now, until_s):
-            at_s, _, told, success = min(results)
-            results.remove(min(results))
-            container.told(told, success, at_s, "no answer")
-        if now > until_s:
-            return container
-        due[kind] += max(probes[kind].period_s, 1)
+    events: list[tuple[float, int, str, bool | None]] = [(0.0, KINDS.index(kind), kind, None) for kind in probes]
+    while (event := heapq.heappop(events))[0] <= until_s:
+        now, order, kind, success = event
+        if success is not None:
+            container.told(kind, success, now, "an answer" if success else "no success")
+            continue
+        probe = probes[kind]
+        heapq.heappush(events, (now + probe.period_s, order, kind, None))
         if container.wants(kind, now):
-            success = answer(probes[kind].path, now)
-            if success is None:
-                results.append((now + probes[kind].timeout_s, KINDS.index(kind), kind, False))
-            else:
-                container.told(kind, success, now, "an answer")
+            given = answer(probe.path, now)
+            in_time = given.after_s <= probe.timeout_s
+            told_at = now + min(given.after_s, probe.timeout_s)
+            heapq.heappush(events, (told_at, -1, kind, given.success and in_time))
+    return container
 
 
 class Kubelet:

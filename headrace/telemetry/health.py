@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import logging
-import math
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from socketserver import TCPServer, ThreadingMixIn
@@ -59,6 +59,17 @@ class Health:
     def beat(self) -> None:
         """The main loop made progress, or looked and found that there was nothing to do."""
         self._beat_at = self._clock()
+
+    @contextmanager
+    def patient(self, seconds: float) -> Iterator[None]:
+        """What is done in the `with` may take so long without a beat; it begins and ends with one."""
+        usual_s, self.patience_s = self.patience_s, max(self.patience_s, seconds)
+        self.beat()
+        try:
+            yield
+        finally:
+            self.beat()
+            self.patience_s = usual_s
 
     def ready(self, is_ready: bool) -> None:
         self._ready = is_ready
@@ -172,12 +183,12 @@ class _Handler(BaseHTTPRequestHandler):
             encode, content_type = choose_encoder(self.headers.get("Accept") or "")
             self._answer(HTTPStatus.OK, encode(self.server.registry), content_type)
         elif path == "/healthz":
-            age_s = health.age_s
-            if age_s < health.patience_s:
-                self._say(HTTPStatus.OK, f"alive: last progress {age_s:.1f} s ago")
+            age_s, patience_s = health.age_s, health.patience_s
+            told = f"last progress {age_s:.1f} s ago, limit {patience_s:g} s"
+            if age_s < patience_s:
+                self._say(HTTPStatus.OK, f"alive: {told}")
             else:
-                limit = f"{health.patience_s:g}" if math.isfinite(health.patience_s) else "no"
-                self._say(HTTPStatus.SERVICE_UNAVAILABLE, f"stuck: last progress {age_s:.1f} s ago, limit {limit} s")
+                self._say(HTTPStatus.SERVICE_UNAVAILABLE, f"stuck: {told}")
         elif path == "/readyz":
             if health.is_ready:
                 self._say(HTTPStatus.OK, "ready")

@@ -161,6 +161,29 @@ def test_a_wait_counts_from_its_beginning_and_copying_what_came_is_no_waiting(
     assert waits["headrace_learner_batch_wait_seconds_sum"] == waiting_seconds(metrics) == 2.75
 
 
+def test_an_update_and_the_checkpoint_after_it_may_each_take_their_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, lifetime = Clock(), Lifetime()
+    monkeypatch.setattr(training_module, "time", clock)
+    metrics = LearnerMetrics(CollectorRegistry())
+    roster = Roster(1, CONFIG.learner.lease_s, CONFIG.stop, metrics, clock.monotonic)
+    health = Health(clock=clock.monotonic)
+    ages: list[float] = []
+
+    def takes_long(*_: Any) -> Path:
+        ages.append(health.age_s)
+        clock.now += 100
+        return tmp_path
+
+    late = Late(clock, metrics, {4: lambda: (ages.append(health.age_s), lifetime.stop())})
+    training = make_training(tmp_path, late, roster, metrics, health, lifetime, Records())
+    monkeypatch.setattr(training, "_train_on", takes_long)
+    monkeypatch.setattr(training.checkpoints, "save", takes_long)
+    assert training.train() == "stopped"
+    assert ages == [0.0, 0.0, 1.0]  # of the update, the checkpoint, and the look after that, which takes a second
+
+
 class Filling:
     """Replay at a quarter of its capacity, with three draws for each item."""
 

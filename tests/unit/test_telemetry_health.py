@@ -53,6 +53,20 @@ def test_liveness_turns_503_when_the_beat_is_stale_and_recovers() -> None:
     assert get(port, "/healthz")[0] == 200
 
 
+def test_what_is_known_to_take_long_has_the_patience_that_it_needs_and_no_longer() -> None:
+    clock = Clock()
+    health = Health(patience_s=120, clock=clock)
+    for seconds, limit_s in ((600, 600), (5, 120)):
+        clock.now += 100
+        with health.patient(seconds):
+            clock.now += limit_s - 1
+            assert health.is_alive
+            clock.now += 2
+            assert not health.is_alive
+        assert health.is_alive
+        assert health.patience_s == 120
+
+
 def test_readiness_is_what_the_service_says_and_the_metric_agrees() -> None:
     registry = CollectorRegistry()
     health = Health(ready_gauge=ReplayMetrics(registry).ready)

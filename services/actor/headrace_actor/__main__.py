@@ -36,6 +36,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from headrace.agents.registry import make_agent
     from headrace.envs.guarded import end_process
     from headrace.envs.slots import make_slots
+    from headrace.envs.workers import MAKING_FACTOR
     from headrace.errors import MisbehavedError
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
@@ -82,7 +83,8 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         end_process(error)
 
     try:
-        slots = make_slots(assignment.env, assignment.imports, hung)
+        with health.patient(MAKING_FACTOR * assignment.env.step_timeout_s):
+            slots = make_slots(assignment.env, assignment.imports, hung)
     except MisbehavedError as error:
         failed(error.reason, 0)
         membership.leave(ItemLedger(0, 0, 0, {}))
@@ -172,6 +174,7 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
 
     from headrace.envs.guarded import end_process
     from headrace.envs.slots import make_slots
+    from headrace.envs.workers import MAKING_FACTOR
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.telemetry import health as health_endpoints
@@ -193,7 +196,9 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
         return
     health.patience_s = max(health.patience_s, 2 * assignment.env.step_timeout_s)
     num_envs = min(assignment.env.num_envs, assignment.evaluation.episodes)
-    slots = make_slots(assignment.env.model_copy(update={"num_envs": num_envs}), assignment.imports, end_process)
+    env = assignment.env.model_copy(update={"num_envs": num_envs})
+    with health.patient(MAKING_FACTOR * env.step_timeout_s):
+        slots = make_slots(env, assignment.imports, end_process)
     if not evaluator.describe(slots.spaces):
         return
     try:

@@ -66,6 +66,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
     health = health_endpoints.Health(ready_gauge=metrics.ready)
     metrics_port = health_endpoints.serve(args.metrics_bind.host, args.metrics_bind.port, registry, health)
     folder = RunFolder.open(args.run_dir or new_run_dir(config.name), config, args.resume)
+    health.beat()  # after each part of the start that may take long
     if folder.epoch > 1 and folder.checkpoint is None:
         logger.warning("%s holds no valid checkpoint: training begins anew", folder.path)
     metrics.epoch.set(folder.epoch)
@@ -106,11 +107,13 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
         check_precision(config.learner.precision, device)
         torch.set_num_threads(1)
         torch.manual_seed(config.seed)
+        health.beat()
         spaces = definition.wait(lifetime.stopping, health.beat)
         if spaces is None:
             return
         folder.write_spaces(spaces)
         network = build_network(config.model, spaces)
+        health.beat()
         agent = make_agent(config.agent, spaces, state_spec(network))
         schema = agent.schema
         trainer = Trainer(network, agent, config, device, normalizers)
@@ -118,6 +121,7 @@ def serve(args: LearnerArgs, lifetime: Lifetime) -> None:
             resume(folder.checkpoint, trainer, roster)
         elif args.init_from is not None:
             init_from(args.init_from, trainer)
+        health.beat()
         publisher.publish(network, trainer.updates, trainer.return_scale)
         if not replay.open(open_request(folder.run, folder.epoch, config, schema), health.beat):
             return

@@ -120,6 +120,7 @@ class Training:
                 self.metrics.batch_wait_seconds.observe(waited_s)
                 waited_s = 0.0
                 self._train_on(loaded)
+                self.health.beat()  # before a checkpoint, which takes a time of its own
                 self._waiting_since = time.monotonic()
             self._keep_up()
             outcome = self._outcome()
@@ -254,6 +255,8 @@ class Training:
             logger.error("cannot write a checkpoint: %s", error)
             self.metrics.checkpoint_failures.inc()
             return
+        finally:
+            self.health.beat()
         self._saved_updates = self.trainer.updates
         self.metrics.checkpoint_seconds.observe(time.perf_counter() - started)
         self.metrics.checkpoint_timestamp_seconds.set(time.time())
@@ -278,6 +281,8 @@ class Training:
             logger.error("cannot write the best checkpoint: %s", error)
             self.metrics.checkpoint_failures.inc()
             return
+        finally:
+            self.health.beat()
         self._best_score = evaluation.mean
         self.metrics.checkpoint_seconds.observe(time.perf_counter() - started)
         logger.info("best checkpoint %s: mean return %.6g", path, evaluation.mean)
