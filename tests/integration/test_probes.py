@@ -31,7 +31,7 @@ NEVER_S = 1e9
 PHASES = 30  # of a probe's period, in which something may begin
 QUICK = 3  # updates of the stuck one before
 STUCK = (*["sleep 0"] * QUICK, "stick")
-SLOW = ("sleep 60", "hold 40", "sleep 60")
+SLOW = ("sleep 60", "hold 60", "sleep 60")
 CONFIG: dict[str, Any] = {
     "env": {"id": "CartPole-v1", "num_envs": 1},
     "learner": {"batch_size": 2, "device": "cpu"},
@@ -94,9 +94,9 @@ def test_a_stuck_main_loop_is_found_within_five_minutes_and_not_before_its_patie
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_a_service_may_be_silent_for_45_seconds_and_not_for_ever(shipped: dict[str, Probes], service: str) -> None:
+def test_a_service_may_be_silent_for_75_seconds_and_not_for_ever(shipped: dict[str, Probes], service: str) -> None:
     for begin_s in begins(shipped[service]):
-        assert foretold(shipped[service], Service(begin_s, 45, silent_s=45), LONG_S).killed is None
+        assert foretold(shipped[service], Service(begin_s, 75, silent_s=75), LONG_S).killed is None
         killed = foretold(shipped[service], Service(begin_s, NEVER_S, silent_s=NEVER_S), LONG_S).killed
         assert killed is not None
         assert killed.at_s - begin_s < FOUND_S
@@ -185,6 +185,6 @@ def test_updates_of_a_minute_are_survived_and_a_stuck_loop_is_found_within_five(
         assert "stuck" in killed.said
 
         until(lambda: slow.metric("updates_total") > len(SLOW) + 2, "the slow learner to go on", FOUND_S)
-        assert slow.metric("step_seconds_sum", phase="compute") > 60 + 40 + 60
+        assert slow.metric("step_seconds_sum", phase="compute") > 60 + 60 + 60
         assert slow.kubelet.killed is None, slow.kubelet.log
         until(lambda: slow.kubelet.ready, "the slow learner to be ready", 30)
