@@ -6,29 +6,41 @@ import faulthandler
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NoReturn
 
 from headrace import descriptors
+from headrace.descendants import kill_descendants
 from headrace.errors import ExitCode, HeadraceError
 
 logger = logging.getLogger(__name__)
+
+LEAVE_S = 5.0  # from being told to leave until a process that steps environments has left, whatever they do
+STEP_S = 1.0  # of it, for a step that is under way to come to its end
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Lifetime:
     """When and why this process ends. One per process; threads watch `stopping`.
 
+    service: its name, for the line that says why.
     stopping: set once the process has been asked to leave, or must.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, service: str = "") -> None:
         self.stopping = threading.Event()
+        self._service = service
         self.signal: int | None = None
         self._failure: BaseException | None = None
         self._lock = threading.Lock()
+        self._ended = threading.Event()
         self._callbacks: list[Callable[[], None]] = []
 
     def on_stop(self, callback: Callable[[], None]) -> None:
@@ -72,15 +84,40 @@ class Lifetime:
 
     def watch_signals(self) -> None:
         """SIGTERM and SIGINT stop the process; a second one ends it at once."""
+        for number in _SIGNALS:
+            signal.signal(number, lambda number, _frame: self._signalled(number))
 
-        def handle(number: int, _frame: object) -> None:
-            if self.stopping.is_set() and self.signal is not None:
-                os._exit(128 + number)
-            self.signal = number
-            self.stop()
+    @contextmanager
+    def signals_watched(self) -> Iterator[None]:
+        """The same for a process of our own, also while its main thread is in native code, where no handler runs.
 
-        signal.signal(signal.SIGTERM, handle)
-        signal.signal(signal.SIGINT, handle)
+        It takes the one descriptor by which Python tells of signals at once.
+        """
+        told, tells = socket.socketpair()
+        tells.setblocking(False)
+
+        def watch() -> None:
+            while numbers := told.recv(1):
+                if numbers[0] in _SIGNALS:
+                    self._signalled(numbers[0])
+
+        with told, tells:
+            for number in _SIGNALS:
+                signal.signal(number, lambda number, _frame: None)
+            before = signal.set_wakeup_fd(tells.fileno(), warn_on_full_buffer=False)
+            thread = self.thread("signals", watch)
+            try:
+                yield
+            finally:
+                signal.set_wakeup_fd(before)
+                tells.close()
+                thread.join()
+
+    def _signalled(self, number: int) -> None:
+        if self.stopping.is_set() and self.signal is not None:
+            os._exit(128 + number)
+        self.signal = number
+        self.stop()
 
     def watch_lifeline(self) -> None:
         """Leaves when stdin reaches its end: the launcher that holds the other end of the pipe is gone."""
@@ -92,6 +129,43 @@ class Lifetime:
             self.stop()
 
         self.thread("lifeline", watch)
+
+    def leave_in_time(self, depart: Callable[[], None] = lambda: None) -> None:
+        """Sees to it that the process has left about LEAVE_S after it was to stop, although an environment keeps the
+        main thread.
+
+        depart: what is to be done before that, once; called if the main thread has not come back within STEP_S.
+        """
+
+        def watch() -> None:
+            self.stopping.wait()
+            limit = time.monotonic() + LEAVE_S
+            if self._ended.wait(STEP_S):
+                return
+            try:
+                depart()
+            finally:
+                if not self._ended.wait(max(STEP_S, limit - time.monotonic())):
+                    logger.warning("an environment is still at work: leaving without it")
+                    kill_descendants()
+                    leave(self.conclude())
+
+        self.thread("leaving", watch)
+
+    def end(self) -> None:
+        """The main thread is done."""
+        self._ended.set()
+
+    def conclude(self) -> ExitCode:
+        """The exit code of this life. What ended it, if that was a failure, becomes one line."""
+        try:
+            self.check()
+        except HeadraceError as error:
+            sys.stderr.write(f"headrace {self._service}: error: {error}\n")
+            return error.exit_code
+        except BaseException:  # already logged with its traceback
+            return ExitCode.LOST
+        return ExitCode.OK
 
 
 class Once:
@@ -126,20 +200,13 @@ def run_service(service: str, body: Callable[[Lifetime], None], *, lifeline: boo
         os.environ.setdefault(threads, "1")  # read when numpy is imported, by worker processes too
     descriptors.raise_limit()
     faulthandler.enable(2)  # a crash in native code leaves the Python stack in the log
-    lifetime = Lifetime()
-    lifetime.watch_signals()
+    lifetime = Lifetime(service)
     if lifeline:
         lifetime.watch_lifeline()
-    try:
+    with lifetime.signals_watched():
         try:
             body(lifetime)
-            lifetime.check()
         except BaseException as error:
             lifetime.fail(error)
-            lifetime.check()
-    except HeadraceError as error:
-        sys.stderr.write(f"headrace {service}: error: {error}\n")
-        return int(error.exit_code)
-    except BaseException:  # already logged with its traceback
-        return int(ExitCode.LOST)
-    return int(ExitCode.OK)
+        lifetime.end()
+    return int(lifetime.conclude())

@@ -170,6 +170,14 @@ class MisbehavingVectorEnv(gymnasium.vector.SyncVectorEnv):
         super().__init__([lambda: MisbehavingEnv(**kwargs)] * num_envs, autoreset_mode=next_step)
 
 
+class MisbehavingProcessesEnv(gymnasium.vector.AsyncVectorEnv):
+    """The same as a native vector environment that has processes of its own."""
+
+    def __init__(self, num_envs: int, **kwargs: Any) -> None:
+        next_step = gymnasium.vector.AutoresetMode.NEXT_STEP
+        super().__init__([lambda: MisbehavingEnv(**kwargs)] * num_envs, autoreset_mode=next_step)
+
+
 def misbehave(how: str) -> None:
     if how == "raises":
         raise RuntimeError("the arm is stuck")
@@ -181,6 +189,10 @@ def misbehave(how: str) -> None:
         ctypes.string_at(0)
     if how == "hangs":
         time.sleep(3600)
+    if how == "hangs in native code":
+        mutex, native = ctypes.create_string_buffer(256), ctypes.CDLL(None)
+        for _ in range(2):  # the second time it waits for itself, and no signal interrupts that
+            native.pthread_mutex_lock(mutex)
 
 
 class OfSeedsEnv(MisbehavingEnv):

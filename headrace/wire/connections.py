@@ -85,8 +85,10 @@ class Connections:
         self._most = most_connections()
         self._open: dict[int, _Connection] = {}  # by descriptor, the oldest first
         self._routes: dict[bytes, _Connection] = {}  # by route, those that spoke
-        self._ended: list[tuple[int, _Connection]] = []  # since the last sweep: their messages may not be read yet
-        self._ended_before: list[tuple[int, _Connection]] = []  # between the last two sweeps
+        # Their messages may not be read yet:
+        self._ended: list[tuple[int, _Connection]] = []  # since the last sweep by which all had been read
+        self._ended_before: list[tuple[int, _Connection]] = []  # between the last two of those
+        self._all_read = False  # since the last sweep
         self.events = context.socket(zmq.PAIR)
         # Without a limit, because at one ZeroMQ's thread would wait for us, also while we wait for it to close.
         self.events.setsockopt(zmq.RCVHWM, 0)
@@ -123,23 +125,32 @@ class Connections:
         connection.heard = True
         return connection.peer
 
+    def all_read(self) -> None:
+        """No message was left to read."""
+        self._all_read = True
+
     def sweep(self, message_bytes: int) -> None:
         """Cuts connections that lead to nothing. Call it many times a second.
 
         message_bytes: most payload of one message.
         """
-        for _, connection in self._ended_before:
-            if connection.route is not None:
-                self._routes.pop(connection.route, None)
-            elif not connection.cut:
-                self._tell(ConnectionFault.HANDSHAKE, connection)
-        self._ended_before, self._ended = self._ended, []
+        if self._all_read:
+            self._forget_ended()
         now = self._clock()
         for descriptor, connection in self._open.items():
             if connection.heard:
                 connection.heard, connection.mark = False, None
             elif not connection.cut:
                 self._check(descriptor, connection, message_bytes, now)
+
+    def _forget_ended(self) -> None:
+        for _, connection in self._ended_before:
+            if connection.route is not None:
+                self._routes.pop(connection.route, None)
+            elif not connection.cut:
+                self._tell(ConnectionFault.HANDSHAKE, connection)
+        self._ended_before, self._ended = self._ended, []
+        self._all_read = False
 
     def _introduced(self, origin: Origin) -> _Connection | None:
         """The connection whose first message this is: of those with its descriptor, the oldest that has not spoken."""

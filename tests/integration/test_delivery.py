@@ -211,6 +211,7 @@ def test_a_stream_leaves_within_five_seconds_without_replay_and_leaves_nothing_b
             at = time.monotonic()
             stream.leave()
         assert time.monotonic() - at < 5.0
+    stream.put([item(made)])  # by whoever did not know that it has left
     ledger = stream.ledger()
     assert ledger.held == 0
     assert (ledger.made, ledger.acknowledged, ledger.dropped) == (made, stored, {"stopped": made - stored})

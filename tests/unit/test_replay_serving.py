@@ -24,6 +24,7 @@ from headrace.wire.items import Item
 from headrace.wire.messages import MAX_OPEN_REQUESTS, PROTOCOL, UNROLLS, Beat, Hello, Sample, encode
 from headrace.wire.payload import ArraySpec, PayloadSchema
 from headrace_actor.stream import Introduction, ItemStream
+from headrace_replay import shard as shard_module
 from headrace_replay.desk import SampleDesk
 from headrace_replay.run import Run
 from headrace_replay.serving import ShardSockets
@@ -159,6 +160,24 @@ def test_thousands_of_short_lived_actors_make_no_series_of_their_own(replay: Rep
         until(lambda: len(replay.shard._peers) == actors)
         dealer.close()
     assert replay.scrape() == before
+
+
+def test_actors_that_went_without_a_goodbye_are_not_counted_for_long(
+    replay: Replay, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_module, "SILENCE_S", 0.1)
+    with zmq.Context[zmq.Socket[bytes]](io_threads=1) as context:
+        actors = [sockets.connect(context, replay.items) for _ in range(5)]
+        for actor in actors:
+            assert sockets.send(actor, [hello(uuid.uuid4().bytes)])
+        until(lambda: replay.shard.peers == 5)
+        for actor in actors[1:]:
+            actor.close(linger=0)
+        until(lambda: replay.shard.peers == 1)
+        frames = [sockets.receive(actors[0])]
+        until(lambda: frames.append(sockets.receive(actors[0])) or len([f for f in frames if f]) > 3)  # still there
+        assert replay.shard.peers == 1
+        actors[0].close()
 
 
 def test_a_learner_that_asks_and_does_not_read_is_sent_a_bounded_number_of_batches(

@@ -13,7 +13,7 @@ from headrace.memory import MemoryLimit
 from headrace.telemetry.labels import RejectReason
 from headrace.wire.compression import bound
 from headrace.wire.header import MalformedError
-from headrace.wire.messages import PROTOCOL, Ack, Credit, Farewell, Hello, Items, Refused, Reset
+from headrace.wire.messages import PROTOCOL, SILENCE_S, Ack, Credit, Farewell, Hello, Items, Refused, Reset
 from headrace_replay.run import RefusedError, Run
 from headrace_replay.shard import Shard
 from headrace_replay.table import TableSpec
@@ -231,6 +231,25 @@ def test_an_actor_that_leaves_learns_what_was_stored_and_the_rest_is_thrown_away
     assert admit(shard) == [0]  # the other actor's
     assert shard.hello(ROUTE, HELLO) == Credit(shard.boot, 3, 3, 3 * SIZE)  # it changed its mind: a whole window
     assert send(shard, 3, 3) is None
+
+
+def test_actors_that_are_silent_are_looked_for_now_and_then_and_others_are_not() -> None:
+    now = 100.0
+    shard = Shard(clock=lambda: now)
+    shard.open_run(RUN)
+    for number, route in enumerate((b"beats", b"sends", b"silent")):
+        shard.hello(route, replace(HELLO, actor=bytes([number]) * 16))
+    for _ in range(2):
+        now += SILENCE_S
+        shard.beat(b"beats")
+        send(shard, 0, route=b"sends")
+        now += 0.1
+        assert shard.silent() == [(b"silent", Ack(0))]
+        assert shard.silent() == []
+    shard.disconnected(b"silent")  # that could not be sent
+    assert shard.peers == 2
+    now += SILENCE_S + 0.1
+    assert [route for route, _ in shard.silent()] == [b"beats", b"sends"]
 
 
 def test_a_message_that_could_not_be_read_is_refused_and_counted() -> None:

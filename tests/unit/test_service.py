@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -116,6 +117,61 @@ def test_a_second_signal_ends_a_service_that_does_not_leave() -> None:
             time.sleep(0.05)
         process.kill()
         assert process.wait() == 128 + signal.SIGTERM
+
+
+HANGS = """
+import ctypes, subprocess, sys
+from headrace import service
+from headrace.errors import ComponentLost
+service.LEAVE_S, service.STEP_S = 0.2, 0.1
+
+def body(lifetime):
+    def fails():
+        raise ComponentLost("replay is gone")
+
+    lifetime.leave_in_time(lambda: print("departed", flush=True))
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    print("up", flush=True)
+    if sys.argv[1] == "fails":
+        lifetime.thread("worker", fails)
+    mutex = ctypes.create_string_buffer(256)
+    for _ in range(2):  # the second time it waits for itself, in native code
+        ctypes.CDLL(None).pthread_mutex_lock(mutex)
+
+service.leave(service.run_service("x", body))
+"""
+
+
+@pytest.mark.parametrize(
+    ("why", "code", "said"), [("is told to", 0, b""), ("fails", 3, b"headrace x: error: replay is gone\n")]
+)
+def test_a_service_whose_main_thread_never_comes_back_leaves_all_the_same(why: str, code: int, said: bytes) -> None:
+    command = [sys.executable, "-c", HANGS, why]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"up\n"
+        if why == "is told to":
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == code
+        assert process.stdout.read() == b"departed\n"  # to its end: the process that it started is gone as well
+        assert process.stderr.read().endswith(said)
+
+
+def test_one_that_comes_back_in_time_departs_by_itself() -> None:
+    departed: list[str] = []
+
+    def body(lifetime: Lifetime) -> None:
+        lifetime.leave_in_time(lambda: departed.append("by the other thread"))
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert lifetime.stopping.wait(5)
+
+    before = {thread.name for thread in threading.enumerate()}
+    assert run_service("actor", body) == 0
+    while {thread.name for thread in threading.enumerate()} - before:
+        time.sleep(0.01)
+    assert departed == []
+    assert signal.set_wakeup_fd(-1) == -1
 
 
 def test_a_service_leaves_when_its_launcher_is_gone() -> None:

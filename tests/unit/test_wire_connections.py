@@ -44,6 +44,7 @@ class Port:
         while (origin := sockets.receive_origin(self.socket)) is not None:
             peer = self.connections.heard(origin)
             self.heard.append((peer, [bytes(frame) for frame in sockets.receive_frames(self.socket)]))
+        self.connections.all_read()
         self.connections.sweep(MESSAGE_BYTES)
 
     def until(self, condition: Callable[[], bool], seconds: float = 10.0) -> None:
@@ -223,6 +224,29 @@ def test_a_descriptor_that_was_given_to_another_is_not_touched(port: Port, peer:
         with served:
             innocent.sendall(b"still here")
             assert served.recv(100) == b"still here"
+
+
+def test_messages_that_are_read_late_are_those_of_the_connections_that_they_came_over(port: Port) -> None:
+    """Under load many wait, and the next connection gets the descriptor of one that has ended."""
+    names = []
+    for number in range(4):
+        with zmtp.connect(port.port) as connection:
+            zmtp.shake_hands(connection)
+            connection.sendall(zmtp.frame(b"%d" % number))
+            names.append(zmtp.name_of(connection))
+            begun = time.monotonic()
+            while len(port.connections) == 0 and time.monotonic() < begun + 10:
+                port.connections.read()
+        while len(port.connections) and time.monotonic() < begun + 10:
+            port.connections.read()
+        for _ in range(3):
+            port.connections.sweep(MESSAGE_BYTES)
+    port.until(lambda: len(port.heard) == 4)
+    assert sorted(port.heard) == sorted((name, [b"%d" % number]) for number, name in enumerate(names))
+    for _ in range(3):
+        port.turn()
+    assert port.connections._routes == {}
+    assert port.faults == {}
 
 
 def test_a_message_whose_connection_has_long_ended_is_not_taken_for_that_of_another_one(port: Port) -> None:

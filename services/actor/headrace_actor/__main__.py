@@ -6,6 +6,7 @@ With --evaluator it plays greedy episodes instead.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Sequence
 from functools import partial
@@ -34,8 +35,9 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from prometheus_client import CollectorRegistry
 
     from headrace.agents.registry import make_agent
+    from headrace.descendants import kill_descendants
     from headrace.envs.guarded import end_process
-    from headrace.envs.slots import make_slots
+    from headrace.envs.slots import Slots, make_slots
     from headrace.envs.workers import MAKING_FACTOR
     from headrace.errors import MisbehavedError
     from headrace.models.policy import make_policy
@@ -50,7 +52,7 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from headrace_actor.collector import Collector, Identity, Observers, Weights
     from headrace_actor.membership import Membership
     from headrace_actor.statistics import make_statistics
-    from headrace_actor.stream import Introduction, ItemLedger, ItemStream
+    from headrace_actor.stream import NOTHING_MADE, Introduction, ItemStream
     from headrace_actor.weights import WeightSubscription
 
     logs.configure("actor", args.log_format, args.log_level)
@@ -65,7 +67,22 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     if assignment is None:
         return
     health.patience_s = max(health.patience_s, 2 * assignment.env.step_timeout_s)
+    slots: Slots | None = None
+    stream: ItemStream | None = None
+    reports: threading.Thread | None = None
     collector: Collector | None = None
+
+    def leave_run() -> None:
+        """Delivers what replay takes, and gives the lease back."""
+        if stream is not None:
+            stream.leave()
+        membership.leave(NOTHING_MADE if stream is None else stream.ledger())
+        if reports is not None:
+            reports.join(REPORT_DEADLINE_S)  # it would fail on a closed channel, and with it the process
+        learner.close()
+
+    depart = Once(leave_run)
+    lifetime.leave_in_time(depart)
 
     def failed(reason: EnvFault, abandoned: int) -> None:
         metrics.env_failures.labels(reason).inc()
@@ -80,48 +97,8 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         else:
             collector.abandon(error.reason)
         depart()
+        kill_descendants()
         end_process(error)
-
-    try:
-        with health.patient(MAKING_FACTOR * assignment.env.step_timeout_s):
-            slots = make_slots(assignment.env, assignment.imports, hung)
-    except MisbehavedError as error:
-        failed(error.reason, 0)
-        membership.leave(ItemLedger(0, 0, 0, {}))
-        raise
-    described = membership.describe(slots.spaces)
-    if described is None:
-        return
-    policy = make_policy(assignment.model, slots.spaces)
-    agent = make_agent(assignment.agent, slots.spaces, policy.state_spec())
-    if agent.schema.hash != described.schema:
-        difference = agent.schema.difference(described.schema_json)
-        raise HeadraceError(
-            f"this actor makes other payloads than the learner expects, {difference}; run the same version"
-        )
-
-    shards = deque(described.replay_items)
-    shards.rotate(-assignment.lease)  # its own first
-    stream = ItemStream(
-        Introduction(
-            address=shards[0],
-            run=assignment.run,
-            actor=membership.id,
-            lease=assignment.lease,
-            schema=agent.schema.hash,
-            table=UNROLLS,
-            patience_s=assignment.shard_patience_s,
-            codec=assignment.codec,
-            others=list(shards)[1:],
-        ),
-        metrics,
-    )
-    weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping, policy.decode)
-    membership.statistics = statistics = make_statistics(assignment.model, agent, slots.spaces, slots.num_slots)
-    lifetime.on_stop(weights.cancel)
-    lifetime.thread("keeper", partial(stream.keep, lifetime.stopping))
-    lifetime.thread("weights", weights.run)
-    reports = lifetime.thread("reports", partial(membership.report_forever, stream.ledger))
 
     def stepped(inference_s: float, env_s: float, valid: int) -> None:
         metrics.inference_seconds.observe(inference_s)
@@ -145,16 +122,49 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         metrics.weights_timestamp_seconds.set(new.published_at)
         metrics.weights_apply_seconds.observe(seconds)
 
-    def leave_run() -> None:
-        stream.leave()
-        membership.leave(stream.ledger())
-        reports.join(REPORT_DEADLINE_S)  # it would fail on a closed channel, and with it the process
-        learner.close()
-
-    depart = Once(leave_run)
-    identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
-    observers = Observers(stepped, episode, applied, failed)
     try:
+        try:
+            with health.patient(MAKING_FACTOR * assignment.env.step_timeout_s):
+                slots = make_slots(assignment.env, assignment.imports, hung)
+        except MisbehavedError as error:
+            failed(error.reason, 0)
+            raise
+        described = membership.describe(slots.spaces)
+        if described is None:
+            return
+        policy = make_policy(assignment.model, slots.spaces)
+        agent = make_agent(assignment.agent, slots.spaces, policy.state_spec())
+        if agent.schema.hash != described.schema:
+            difference = agent.schema.difference(described.schema_json)
+            raise HeadraceError(
+                f"this actor makes other payloads than the learner expects, {difference}; run the same version"
+            )
+
+        shards = deque(described.replay_items)
+        shards.rotate(-assignment.lease)  # its own first
+        stream = ItemStream(
+            Introduction(
+                address=shards[0],
+                run=assignment.run,
+                actor=membership.id,
+                lease=assignment.lease,
+                schema=agent.schema.hash,
+                table=UNROLLS,
+                patience_s=assignment.shard_patience_s,
+                codec=assignment.codec,
+                others=list(shards)[1:],
+            ),
+            metrics,
+        )
+        weights = WeightSubscription(learner, membership.id, assignment.run, lifetime.stopping, policy.decode)
+        membership.statistics = statistics = make_statistics(assignment.model, agent, slots.spaces, slots.num_slots)
+        lifetime.on_stop(weights.cancel)
+        lifetime.thread("keeper", partial(stream.keep, lifetime.stopping))
+        lifetime.thread("weights", weights.run)
+        reports = lifetime.thread("reports", partial(membership.report_forever, stream.ledger))
+
+        identity = Identity(assignment.seed, assignment.lease, assignment.incarnation)
+        observers = Observers(stepped, episode, applied, failed)
         collector = Collector(slots, policy, agent, identity, weights.newest, observers, statistics)
         if weights.wait_for_first(health.beat):
             health.ready(True)
@@ -164,7 +174,8 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
                 stream.put(items)
     finally:
         depart()
-        slots.close()
+        if slots is not None:
+            slots.close()
 
 
 def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
@@ -172,9 +183,11 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     require_memory("an actor", LEAST_MEMORY_BYTES)
     from prometheus_client import CollectorRegistry
 
+    from headrace.descendants import kill_descendants
     from headrace.envs.guarded import end_process
     from headrace.envs.slots import make_slots
     from headrace.envs.workers import MAKING_FACTOR
+    from headrace.errors import MisbehavedError
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.telemetry import health as health_endpoints
@@ -191,14 +204,20 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     learner = LearnerClient(str(args.learner))
     evaluator = Evaluator(learner, lifetime.stopping, metrics, health)
     lifetime.on_stop(evaluator.cancel)
+    lifetime.leave_in_time()
     assignment = evaluator.join()
     if assignment is None:
         return
     health.patience_s = max(health.patience_s, 2 * assignment.env.step_timeout_s)
+
+    def hung(error: MisbehavedError) -> None:
+        kill_descendants()
+        end_process(error)
+
     num_envs = min(assignment.env.num_envs, assignment.evaluation.episodes)
     env = assignment.env.model_copy(update={"num_envs": num_envs})
     with health.patient(MAKING_FACTOR * env.step_timeout_s):
-        slots = make_slots(env, assignment.imports, end_process)
+        slots = make_slots(env, assignment.imports, hung)
     if not evaluator.describe(slots.spaces):
         return
     try:

@@ -80,6 +80,9 @@ class ItemLedger:
     dropped: dict[str, int]
 
 
+NOTHING_MADE = ItemLedger(0, 0, 0, {})
+
+
 class ItemStream:
     """The item path of one actor. Thread-safe. The shard's address is resolved anew at each reconnection.
 
@@ -106,13 +109,16 @@ class ItemStream:
         return self._shards[0]
 
     def put(self, items: Sequence[Item]) -> None:
-        """Takes items for delivery and sends what the credit allows; never waits (see `wait_for_room`).
+        """Takes items for delivery and sends what the credit allows; never waits (see `wait_for_room`). After `leave`
+        they are too late: nobody takes them any more.
 
         Payloads are compressed here, once, if the run says so: what they were made in is not held any longer.
         """
         if self._me.codec == "lz4":
             items = [item._replace(payload=compress(item.payload)) for item in items]
         with self._lock:
+            if self._closed:
+                return
             self._window.add(items)
             self._metrics.unrolls_made.inc(len(items))
             self._step()

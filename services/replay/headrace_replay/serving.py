@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 import zmq
@@ -91,11 +91,9 @@ class ShardSockets:
                 if connections.events in ready:
                     connections.read()
             with self._lock:
-                if self._items in ready:
-                    self._turn(self._items, self._actors, self._on_actor)
+                self._turn(self._items, self._actors, self._on_actor, ready)
                 turned = time.perf_counter()
-                if self._samples in ready:
-                    self._turn(self._samples, self._learners, self._on_learner)
+                self._turn(self._samples, self._learners, self._on_learner, ready)
                 inserting_s = turned - now + self._settle()
                 self._meter.count()
                 measured = self._meter.measure(len(self._actors) + len(self._learners))
@@ -114,12 +112,20 @@ class ShardSockets:
         self._context.term()
 
     def _turn(
-        self, socket: Socket, connections: Connections, handle: Callable[[bytes, str, list[sockets.Frame]], None]
+        self,
+        socket: Socket,
+        connections: Connections,
+        handle: Callable[[bytes, str, list[sockets.Frame]], None],
+        ready: Container[Any],
     ) -> None:
+        if socket not in ready:
+            connections.all_read()
+            return
         frame_bytes = self._shard.run.payload_bytes if self._shard.run else 0
         for _ in range(MESSAGES_PER_TURN):
             origin = sockets.receive_origin(socket)
             if origin is None:
+                connections.all_read()
                 return
             peer = connections.heard(origin)
             try:
@@ -235,10 +241,13 @@ class ShardSockets:
         return WorkerState.WAITING_FOR_SAMPLES if self._shard.waiting else WorkerState.IDLE
 
     def _sweep(self) -> None:
-        """Cuts connections that would cost memory or descriptors for nothing."""
+        """Cuts connections that would cost memory or descriptors for nothing, and looks for actors that are silent."""
         run = self._shard.run
         self._actors.sweep(max(run.window_bytes, run.frame_bytes[1]) if run else 0)
         self._learners.sweep(0)  # requests have no payload
+        with self._lock:
+            for route, ack in self._shard.silent():
+                self._send(self._items, route, ack)  # to one that went without a goodbye there is no way
 
     def _deliver(self, served: Served) -> None:
         if served.draw is not None:

@@ -18,7 +18,7 @@ import numpy as np
 from headrace.memory import MemoryLimit
 from headrace.wire.header import MalformedError
 from headrace.wire.items import Item
-from headrace.wire.messages import Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
+from headrace.wire.messages import SILENCE_S, Ack, Credit, Farewell, Hello, Items, Message, Refused, Reset
 from headrace.wire.sockets import Frame
 from headrace_replay.budget import check_budget
 from headrace_replay.run import RefusedError, Run
@@ -30,14 +30,15 @@ logger = logging.getLogger(__name__)
 MAX_PEERS = 100_000  # remembered actors: some 300 bytes each, forgotten longest-silent first
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Peer:
     """One actor process, by uuid. `expected` is the next seq it may send; all below `stored` are in a table."""
 
     route: bytes
     expected: int
     stored: int
-    waiting: deque[Waiting] = field(default_factory=deque)  # by seq
+    seen_at: float  # when it said something, or was looked for
+    waiting: list[Waiting] = field(default_factory=list)  # by seq; an empty deque would take 760 bytes
     waiting_items: int = 0
     waiting_bytes: int = 0
 
@@ -154,7 +155,7 @@ class Shard:
             return self._refuse("schema", "the payload schema differs from the run's", 0)
         peer = self._peers.pop(hello.actor, None)
         if peer is None:
-            peer = Peer(route, hello.seq, hello.seq)
+            peer = Peer(route, hello.seq, hello.seq, self._clock())
             while len(self._peers) >= MAX_PEERS:
                 oldest = next(iter(self._peers))
                 self._routes.pop(self._peers.pop(oldest).route, None)
@@ -167,6 +168,7 @@ class Shard:
             peer.expected = hello.seq
         self._peers[hello.actor] = peer  # the most recent last
         peer.route = route
+        peer.seen_at = self._clock()
         peer.expected = max(peer.expected, hello.seq)  # what it gave up on will never come
         self._routes[route] = peer
         return Credit(self.boot, peer.expected, self.run.window_items, self.run.window_bytes)
@@ -174,7 +176,7 @@ class Shard:
     def items(self, route: bytes, header: Items, payloads: list[Frame]) -> Message | None:
         """Takes a message's items into their sender's window. The answer, if one is due before admission."""
         count = len(header.new_ticks)
-        peer = self._routes.get(route)
+        peer = self._seen(route)
         if peer is None or self.run is None:
             self._reject("unknown_peer", count)
             return Reset(None)
@@ -253,7 +255,7 @@ class Shard:
 
     def beat(self, route: bytes) -> Message:
         """A sign of life is answered with the state of affairs, so a lost reply heals itself."""
-        peer = self._routes.get(route)
+        peer = self._seen(route)
         return Reset(None) if peer is None else Ack(peer.stored)
 
     def goodbye(self, route: bytes) -> Message:
@@ -267,6 +269,22 @@ class Shard:
     def disconnected(self, route: bytes) -> None:
         """The route is dead; the actor may come back on another one."""
         self._routes.pop(route, None)
+
+    def silent(self) -> list[tuple[bytes, Ack]]:
+        """What to send to the actors that have said nothing for SILENCE_S, to see whether they are still there."""
+        now = self._clock()
+        found = []
+        for route, peer in self._routes.items():
+            if now - peer.seen_at > SILENCE_S:
+                peer.seen_at = now
+                found.append((route, Ack(peer.stored)))
+        return found
+
+    def _seen(self, route: bytes) -> Peer | None:
+        peer = self._routes.get(route)
+        if peer is not None:
+            peer.seen_at = self._clock()
+        return peer
 
     def malformed(self, error: MalformedError) -> Message:
         """Books a message that could not be read."""
