@@ -196,6 +196,7 @@ class ReplayMetrics(ServerMetrics):
 
         self.items = gauge("items", "items", "Items in the tables")
         self.max_items = gauge("max_items", "items", "Most items that the tables hold")
+        self.min_items = gauge("min_items", "items", "Items to be in the tables before any is drawn: 0 in a fifo table")
         self.bytes = gauge("bytes", "bytes", "Payload bytes in the tables, compressed if they came so")
         self.max_bytes = gauge("max_bytes", "bytes", "Most payload bytes that the tables hold")
         self.resident_bytes = gauge("resident_bytes", "bytes", "Memory that the process uses, all in all")

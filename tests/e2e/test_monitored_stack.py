@@ -29,14 +29,17 @@ RULES = [
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
-    """A run with two actors and an evaluator, and Prometheus beside it.
+    """A run with two actors and an evaluator, and Prometheus beside it. Its learner can use two or three.
 
-    Its alerts wait for seconds where the shipped ones wait for minutes; they are the same otherwise.
+    Its alerts wait for seconds where the shipped ones wait for minutes, and its signals are of 20 seconds rather than
+    one minute; they are the same otherwise.
     """
     folder = tmp_path_factory.mktemp("prometheus")
     shutil.copytree(PROMETHEUS, folder, dirs_exist_ok=True)
     alerts = folder / "rules" / "alerts.yml"
     alerts.write_text(re.sub(r"for: (\d+)m", r"for: \1s", alerts.read_text()))
+    signals = folder / "rules" / "recording.yml"
+    signals.write_text(signals.read_text().replace("[1m:15s]", "[20s:5s]").replace("[1m]", "[20s]"))
     folder.chmod(0o755)
     override = folder / "compose.yml"
     override.write_text(json.dumps({"services": {"prometheus": {"volumes": [f"{folder}:/etc/prometheus:ro"]}}}))
@@ -44,7 +47,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "headrace-watched",
         (COMPOSE_FILE, override),
         HEADRACE_CONFIG="/code/slow.yaml",
-        HEADRACE_ARGS="--evaluation.every_s 3",
+        HEADRACE_ARGS="--evaluation.every_s 3 --model.network slow_network:SlowNetwork --replay.max_items 16",
         HEADRACE_PROMETHEUS_PORT="0",
     )
     with stack.running("replay", "learner", "actor", "evaluator"):
@@ -63,6 +66,12 @@ def query(stack: Stack, expression: str) -> list[dict[str, Any]]:
     assert found["status"] == "success"
     result: list[dict[str, Any]] = found["data"]["result"]
     return result
+
+
+def demand(stack: Stack) -> float:
+    """By what the number of actors should be multiplied; 1 as long as nobody knows."""
+    (series,) = query(stack, "namespace_run:headrace_actor_demand:ratio_rate1m") or [{"value": (0, "1")}]
+    return float(series["value"][1])
 
 
 def firing(stack: Stack) -> set[str]:
@@ -116,15 +125,18 @@ def test_a_run_that_is_well_raises_no_critical_alert(watched: Stack) -> None:
     assert not firing(watched) & critical
 
 
-def test_actors_that_come_and_go_are_found_and_missed(watched: Stack) -> None:
+def test_actors_that_come_and_go_are_found_asked_for_and_missed(watched: Stack) -> None:
     def up(actors: int) -> bool:
         return len(query(watched, 'up{job="headrace-actor"} == 1')) == actors
 
     watched.wait("two actors", lambda: up(2), 60, 1)
+    watched.wait("a demand for more", lambda: demand(watched) > 1.1, 60, 1)
     watched.up("actor", actor=4)
     watched.wait("four actors", lambda: up(4), 60, 1)
+    watched.wait("a demand for fewer", lambda: demand(watched) < 0.9, 60, 1)
     watched.up("actor", actor=1)
     watched.wait("one actor", lambda: up(1), 60, 1)
+    watched.wait("a demand for twice as many", lambda: demand(watched) > 1.8, 60, 1)
     watched.wait("the alert for missing actors", lambda: "HeadraceActorsMissing" in firing(watched), 120, 1)
     watched.up("actor", actor=2)
     watched.wait("its end", lambda: "HeadraceActorsMissing" not in firing(watched), 120, 1)

@@ -185,6 +185,7 @@ def test_the_workers_time_goes_to_what_it_does_and_none_of_it_is_missing(
 
 def test_samples_per_insert_are_told_beside_their_target_from_the_least_size_on(replay: Replay) -> None:
     replay.put(64)
+    until(lambda: replay.value("min_items") == 4)
     for _ in range(30):
         replay.ask(4)
         assert isinstance(replay.heard(replay.learner), Batch)

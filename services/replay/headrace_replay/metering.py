@@ -54,6 +54,7 @@ class Meter:
         metrics.max_items.set(sum(table.max_items for table in tables))
         metrics.max_bytes.set(sum(table.max_bytes for table in tables))
         limiters = [table.limiter for table in tables]
+        metrics.min_items.set(sum(limiter.fill for limiter in limiters))
         inserts = sum(limiter.inserts_after_fill for limiter in limiters)
         if inserts:
             metrics.samples_per_insert.set(sum(limiter.samples for limiter in limiters) / inserts)
