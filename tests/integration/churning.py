@@ -94,15 +94,20 @@ class Actor:
         limit = time.monotonic() + FAREWELL_S
         while not self._told(Farewell) and time.monotonic() < limit:
             await asyncio.sleep(0.02)
-        self.holds[-1].until = min(self.holds[-1].until, time.monotonic())
+        self._give_up()
         await self._report(leaving=True)
         await self.vanish()
 
     async def vanish(self) -> None:
         self._stop()
+        self._give_up()
         self.socket.close(linger=0)
         await self._channel.close()
         del self._channel, self._stub, self._tasks
+
+    def _give_up(self) -> None:
+        """From now on another one may have the lease."""
+        self.holds[-1].until = min(self.holds[-1].until, time.monotonic())
 
     def beat(self) -> None:
         reset = self._told(Reset)  # its connection was lost, and made again

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -89,7 +90,6 @@ class Run:
             metrics_port=self._metrics_port,
         )
         self._services = [psutil.Process(learner.popen.pid), psutil.Process(self.replay.process.popen.pid)]
-        self.holds: list[dict[str, float]] = []  # of crowds that were killed
 
     def crowd(self, seed: int) -> Crowd:
         program = str(Path(__file__).with_name("churning.py"))
@@ -160,7 +160,7 @@ def churned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Churned]:
             until(lambda: run.actors() <= ACTORS - len(crowds) * JOIN, "leases to expire", CHANGE_S)
             all_do(join=JOIN, leave=LEAVE, vanish=VANISH)
             rounds.append(run.used())
-        killed = crowds.pop()
+        killed, killed_at = crowds.pop(), time.monotonic()
         killed.process.kill()
         run.there_are(len(crowds) * FEWER)
         crowds.append(run.crowd(len(SHARES)))
@@ -168,7 +168,8 @@ def churned(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Churned]:
         run.there_are(ACTORS)
         all_do()  # nothing: whoever lost a lease, being late on a busy machine, has another one by now
         leases = [lease for crowd in crowds for lease in crowd.told["leases"]]
-        holds = [hold for crowd in (*crowds, killed) for hold in crowd.told["holds"]]
+        holds = [hold for crowd in crowds for hold in crowd.told["holds"]]
+        holds += [hold | {"until": min(hold["until"], killed_at)} for hold in killed.told["holds"]]
         each_does([{"leave": share} for share in SHARES])
         run.there_are(0)
         until(lambda: max(run.used().files) < 100, "their connections to be closed", CHANGE_S)
