@@ -14,6 +14,7 @@ from harness import replay_shard as replay_of
 
 from headrace.config import RunConfig
 
+pytestmark = pytest.mark.waits
 GRACE_S = 25.0  # what the manifests give an actor
 NUM_ENVS, BEFORE, WINDOW, TABLE = 2, 4, 8, 8  # BEFORE: steps of each environment until it hangs
 HANGS = [

@@ -169,6 +169,7 @@ def test_an_actor_has_the_patience_that_its_environment_may_need(processes: Proc
         until(lambda: limit_s() == 2 * 90, "the patience with a step")
 
 
+@pytest.mark.waits
 @pytest.mark.timeout(450)
 def test_updates_of_a_minute_are_survived_and_a_stuck_loop_is_found_within_five(
     processes: Processes, tmp_path: Path
