@@ -77,8 +77,8 @@ $(VENV)/checkov/.installed: $(INSTALLED)
 	$(VENV)/checkov/bin/pip install --disable-pip-version-check --no-compile --quiet checkov==3.3.30
 	@touch $@
 
-unit: venv checkov ## pytest, two files at a time and beside them what mostly waits, without acceptance tests and containers
-	@$(BIN)/pytest -m waits > $(VENV)/waits.log 2>&1 & waits=$$!; failed=0; \
+unit: venv ## pytest, two files at a time and beside them what mostly waits, without acceptance tests and containers
+	@{ $(MAKE) --no-print-directory checkov && $(BIN)/pytest -m waits; } > $(VENV)/waits.log 2>&1 & waits=$$!; failed=0; \
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not acceptance and not e2e and not kind and not waits' || failed=1; \
 	wait $$waits || failed=1; cat $(VENV)/waits.log; exit $$failed
 

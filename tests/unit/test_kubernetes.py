@@ -268,6 +268,7 @@ def test_what_a_pod_may_use_is_asked_for(overlay: str, folder: Path) -> None:
         assert (pod["securityContext"]["runAsUser"], pod["securityContext"]["fsGroup"]) == (10001, 10001)
 
 
+@pytest.mark.waits
 def test_checkov_has_nothing_to_say_beyond_what_is_explained(folder: Path, tmp_path: Path) -> None:
     checkov = shutil.which(
         "checkov", path=os.pathsep.join([str(Path(sys.prefix) / "checkov" / "bin"), os.environ["PATH"]])
