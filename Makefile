@@ -82,7 +82,7 @@ unit: venv ## pytest, two files at a time and beside them what mostly waits, wit
 	$(BIN)/pytest --numprocesses 2 --dist loadfile -m 'not acceptance and not e2e and not kind and not waits' || failed=1; \
 	wait $$waits || failed=1; cat $(VENV)/waits.log; exit $$failed
 
-e2e: venv ## tests with real containers: builds the images, needs Docker, Compose and root (they cut networks)
+e2e: venv ## tests with real containers: builds the images, needs Docker, Compose, Podman and root (they cut networks)
 	$(BIN)/pytest -m e2e tests/e2e $(ARGS)
 
 kind-e2e: venv ## docs/kubernetes.md on a cluster of kind's: needs Docker and kind, not part of CI
