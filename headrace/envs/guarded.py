@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy.typing as npt
 
+from headrace.descendants import kill_descendants
 from headrace.envs.misbehaviour import full_traceback, raised
 from headrace.envs.transition import Transition
 from headrace.errors import HeadraceError, MisbehavedError
@@ -30,7 +31,8 @@ _LOOK_S = 1.0  # between two looks at a step
 
 
 def end_process(error: MisbehavedError) -> None:
-    """Leaves with the error's line and code; the hanging thread cannot do it any more."""
+    """Leaves with the error's line and code; the hanging thread cannot do it any more, nor end what it started."""
+    kill_descendants()
     sys.stderr.write(f"headrace: error: {error}\n")
     leave(error.exit_code)
 

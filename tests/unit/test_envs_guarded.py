@@ -112,6 +112,19 @@ def test_a_step_or_reset_that_takes_too_long_ends_the_process_with_the_cause_and
     assert any(line.endswith("in misbehave") for line in said)
 
 
+def test_what_an_environment_started_ends_with_the_process_that_gives_up_on_it() -> None:
+    code = (
+        "import subprocess\n"
+        "from headrace.envs.guarded import end_process\n"
+        "from headrace.errors import MisbehavedError\n"
+        "from headrace.telemetry.labels import EnvFault\n"
+        "subprocess.Popen(['sleep', '600'])\n"
+        "end_process(MisbehavedError('it hangs', EnvFault.HUNG))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=30)  # of all who have its stdout
+    assert ended.returncode == 3
+
+
 def test_a_call_is_watched_for_as_long_as_it_takes_and_not_longer() -> None:
     told: list[MisbehavedError] = []
     expired, go_on = threading.Event(), threading.Event()

@@ -35,7 +35,6 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
     from prometheus_client import CollectorRegistry
 
     from headrace.agents.registry import make_agent
-    from headrace.descendants import kill_descendants
     from headrace.envs.guarded import end_process
     from headrace.envs.slots import Slots, make_slots
     from headrace.envs.workers import MAKING_FACTOR
@@ -97,7 +96,6 @@ def serve(args: ActorArgs, lifetime: Lifetime) -> None:
         else:
             collector.abandon(error.reason)
         depart()
-        kill_descendants()
         end_process(error)
 
     def stepped(inference_s: float, env_s: float, valid: int) -> None:
@@ -183,11 +181,9 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     require_memory("an actor", LEAST_MEMORY_BYTES)
     from prometheus_client import CollectorRegistry
 
-    from headrace.descendants import kill_descendants
     from headrace.envs.guarded import end_process
     from headrace.envs.slots import make_slots
     from headrace.envs.workers import MAKING_FACTOR
-    from headrace.errors import MisbehavedError
     from headrace.models.policy import make_policy
     from headrace.rpc.clients import LearnerClient
     from headrace.telemetry import health as health_endpoints
@@ -209,15 +205,10 @@ def evaluate(args: ActorArgs, lifetime: Lifetime) -> None:
     if assignment is None:
         return
     health.patience_s = max(health.patience_s, 2 * assignment.env.step_timeout_s)
-
-    def hung(error: MisbehavedError) -> None:
-        kill_descendants()
-        end_process(error)
-
     num_envs = min(assignment.env.num_envs, assignment.evaluation.episodes)
     env = assignment.env.model_copy(update={"num_envs": num_envs})
     with health.patient(MAKING_FACTOR * env.step_timeout_s):
-        slots = make_slots(env, assignment.imports, hung)
+        slots = make_slots(env, assignment.imports, end_process)
     if not evaluator.describe(slots.spaces):
         return
     try:
